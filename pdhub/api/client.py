@@ -1,0 +1,189 @@
+"""The router-side contract of an engine: a *sans-IO* client that only describes calls.
+
+The host opens every connection, applies the patch to the client's bytes, sends credentials, watches
+time-outs, traces, relays and aborts. A client can therefore not leak a connection, follow a redirect or
+reach a host that the configuration does not name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from pdhub.api.engine import Capabilities, EngineLoad, Finished, TokenChunk, TokenLogprob
+from pdhub.api.request import RequestView, Sampling
+
+
+class LegOrder(StrEnum):
+    """``PREFILL_FIRST``: decode starts after the prefill answered. ``TOGETHER``: both at once.
+    ``DECODE_ONLY``: the engine prefills itself."""
+
+    PREFILL_FIRST = "prefill_first"
+    TOGETHER = "together"
+    DECODE_ONLY = "decode_only"
+
+
+class Bind(StrEnum):
+    """When the decode node is chosen: ``EARLY`` before prefill (a claim or a push needs it), ``LATE`` after."""
+
+    EARLY = "early"
+    LATE = "late"
+
+
+class Reply(StrEnum):
+    """How the host reads an answer: relay bytes to the client, parse token frames, or one JSON document."""
+
+    RELAY = "relay"
+    TOKENS = "tokens"
+    JSON = "json"
+
+
+class Base(StrEnum):
+    """What a call's body starts from before ``set`` and ``drop`` are applied."""
+
+    CLIENT = "client"  # exactly the client's bytes
+    PREFILL = "prefill"  # the host's prefill rewrite of them
+    EMPTY = "empty"  # {}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP call, described.
+
+    Args:
+        method, path: the path is relative to the node's configured URL.
+        base: see :class:`Base`; ignored for GET.
+        set: top-level members to set; ``drop``: to remove. Nothing else of the body changes.
+        headers: added to the host's; values must not come from the client unchecked.
+        reply: see :class:`Reply`.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    base: Base = Base.EMPTY
+    set: Mapping[str, Any] = field(default_factory=dict)
+    drop: frozenset[str] = frozenset()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    reply: Reply = Reply.JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A configured endpoint: what a client may know of a node or a prefill instance.
+
+    ``info`` is the last good answer to its probe.
+    """
+
+    name: str
+    url: str
+    info: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """What the prefill leg told, normalised by the host.
+
+    Args:
+        body: the parsed JSON answer.
+        prompt_token_ids: empty if it did not say.
+        first_token: None if it did not say.
+    """
+
+    body: Mapping[str, Any]
+    prompt_token_ids: tuple[int, ...] = ()
+    first_token: int | None = None
+    first_logprob: TokenLogprob | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Everything a client may use to describe a call for one attempt of one request.
+
+    Args:
+        transfer_id: minted by the host, fresh for every attempt, unguessable; the only key.
+        request: the policy's view. ``sampling`` is resolved once for both legs.
+        body: the client's parsed body, read-only.
+        max_total_tokens: prompt estimate plus capped output.
+        budget_s: seconds left for this attempt's hand-over.
+        claim: the answer of the claim call; prefill: the answer of the prefill leg (both None before).
+    """
+
+    transfer_id: str
+    request_id: str
+    request: RequestView
+    body: Mapping[str, Any]
+    sampling: Sampling
+    decode: Target
+    prefill: Target | None
+    max_total_tokens: int
+    budget_s: float
+    claim: Mapping[str, Any] | None = None
+    result: PrefillResult | None = None
+
+
+class FrameParser(ABC):
+    """Turns the bytes of one token stream into items, whatever the chunking."""
+
+    @abstractmethod
+    def feed(self, data: bytes) -> Sequence[TokenChunk | Finished]:
+        """Items completed by ``data``. Raises a RequestError that the stream carries; EngineFailed if the
+        bytes are no frames."""
+
+    @abstractmethod
+    def eof(self) -> None:
+        """The stream ended. Raises EngineFailed unless a :class:`Finished` was seen."""
+
+
+class EngineClient(ABC):
+    """One a pool. Stateless but for what it is given: every method is pure and fast."""
+
+    order: LegOrder = LegOrder.PREFILL_FIRST
+    bind: Bind = Bind.EARLY
+    #: seconds that a finished prefill's KV waits for a decode call; None = no limit known
+    lease_s: float | None = None
+
+    @abstractmethod
+    def probe(self, node: Target) -> Call:
+        """A cheap GET that answers 200 when the node can serve; asked at start and every few seconds."""
+
+    @abstractmethod
+    def capabilities(self, info: Mapping[str, Any]) -> Capabilities:
+        """Capabilities from the last probe's answer. Called when it changes."""
+
+    def accepts(self, info: Mapping[str, Any]) -> frozenset[str]:
+        """Fingerprints of KV layouts that the node takes; empty = the host compares nothing."""
+        return frozenset()
+
+    def claim(self, leg: Leg) -> Call | None:
+        """Reserve a landing, before prefill. None: this engine needs no claim."""
+        return None
+
+    @abstractmethod
+    def prefill(self, leg: Leg) -> Call | None:
+        """The prefill leg; None if ``order`` is decode_only."""
+
+    @abstractmethod
+    def decode(self, leg: Leg) -> Call:
+        """The decode leg."""
+
+    def cancel(self, leg: Leg) -> Call | None:
+        """Free whatever the node holds for this attempt; idempotent, sent on every path that ends early
+        after a claim. None: closing the connection is enough."""
+        return None
+
+    def load(self, node: Target) -> Call | None:
+        """A cheap GET for the node's load; None = it cannot say."""
+        return None
+
+    def parse_load(self, info: Mapping[str, Any]) -> EngineLoad:
+        """Reading of :meth:`load`'s answer."""
+        return EngineLoad()
+
+    def frames(self) -> FrameParser:
+        """A new parser for a ``tokens`` reply. Only called if ``decode`` says so."""
+        raise NotImplementedError(f"{type(self).__name__} declares no token stream")

@@ -1,0 +1,142 @@
+"""Specs: what a plugin registers. Light by rule: importing the module that makes specs must not import torch,
+vllm or a native library; the factories do that when called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from pdhub.api.client import EngineClient
+from pdhub.api.command import Command
+from pdhub.api.discovery import Discovery
+from pdhub.api.engine import DecodeEngine, EngineContext
+from pdhub.api.launcher import Launcher
+from pdhub.api.operate import Operate
+from pdhub.api.parser import ParserFactory
+from pdhub.api.policy import Filter, Policy, Scorer
+from pdhub.api.prefill import PrefillEngine
+from pdhub.api.transport import Transport
+
+API_VERSION = (1, 0)
+"""Major: plugins must match. Minor: a plugin may need at most the host's."""
+
+
+class Stability(StrEnum):
+    ALPHA = "alpha"
+    BETA = "beta"
+    STABLE = "stable"
+
+
+class PluginConfig(BaseModel):
+    """Base of every plugin's own options: unknown keys are errors, values do not change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoConfig(PluginConfig):
+    """For plugins without options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginSpec:
+    """What all kinds share.
+
+    Args:
+        name: unique in its kind; what ``type:`` says in YAML. Lower case, digits, ``_`` and ``-``.
+        summary: one line for ``pdhub plugins``.
+        config: model of the options; every field has a description.
+        stability: ``alpha`` may change in a minor release.
+        api_version: the (major, minor) of :data:`API_VERSION` that it was written for.
+    """
+
+    kind: ClassVar[str] = "plugin"
+
+    name: str
+    summary: str
+    config: type[BaseModel] = NoConfig
+    stability: Stability = Stability.ALPHA
+    api_version: tuple[int, int] = API_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec(PluginSpec):
+    """An engine: any of four facets.
+
+    Args:
+        client: router side; None with a runtime = the host's built-in node client.
+        runtime: node side, hosted by ``pdhub node``.
+        prefill: embedded prefill instance, hosted by ``pdhub node``.
+        operate: deployment side.
+    """
+
+    kind: ClassVar[str] = "engine"
+
+    client: Callable[[Any], EngineClient] | None = None
+    runtime: Callable[[Any, EngineContext], DecodeEngine] | None = None
+    prefill: Callable[[Any, EngineContext], PrefillEngine] | None = None
+    operate: Callable[[Any], Operate] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportSpec(PluginSpec):
+    """A KV transport. ``factory(config)`` makes an unopened instance."""
+
+    kind: ClassVar[str] = "transport"
+
+    factory: Callable[[Any], Transport]
+
+
+class PolicyPart(StrEnum):
+    POLICY = "policy"
+    FILTER = "filter"
+    SCORER = "scorer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec(PluginSpec):
+    """A routing policy, filter or scorer, as ``part`` says."""
+
+    kind: ClassVar[str] = "policy"
+
+    part: PolicyPart = PolicyPart.POLICY
+    factory: Callable[[Any], Policy | Filter | Scorer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParserSpec(PluginSpec):
+    """A reasoning or tool-call parser."""
+
+    kind: ClassVar[str] = "parser"
+
+    factory: Callable[[Any], ParserFactory]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherSpec(PluginSpec):
+    """A way to start processes."""
+
+    kind: ClassVar[str] = "launcher"
+
+    factory: Callable[[Any], Launcher]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscoverySpec(PluginSpec):
+    """A membership source. ``factory(config, pool)`` where pool is the pool's raw configuration."""
+
+    kind: ClassVar[str] = "discovery"
+
+    factory: Callable[[Any, Mapping[str, Any]], Discovery]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandSpec(PluginSpec):
+    """A command group."""
+
+    kind: ClassVar[str] = "command"
+
+    factory: Callable[[], Command]

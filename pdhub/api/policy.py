@@ -1,0 +1,148 @@
+"""The routing contract: pure, explainable choice.
+
+``choose(request, snapshot, now, rng) -> Decision``: no I/O, no clock, no state. The snapshot is immutable and
+replaced on change. What learns does so only in ``observe``; explaining a request therefore changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pdhub.api.engine import Capabilities, EngineLoad
+from pdhub.api.request import RequestRecord, RequestView
+
+
+class Health(StrEnum):
+    """``STARTING`` was never ready; ``OPEN`` is a tripped breaker; ``HALF_OPEN`` may take one probe request."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node, frozen. ``in_flight`` is the router's own count; ``load`` is the engine's last word and is
+    unknown when older than the host's staleness bound."""
+
+    name: str
+    pool: str
+    health: Health = Health.READY
+    in_flight: int = 0
+    queued: int = 0
+    load: EngineLoad = EngineLoad()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    predicted_ttft_ms: float | None = None
+    predicted_tpot_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """One pool, frozen. ``cost`` is relative: lower is cheaper. ``role`` is ``decode`` or ``prefill``."""
+
+    name: str
+    models: frozenset[str]
+    capabilities: Capabilities
+    nodes: tuple[NodeView, ...]
+    role: str = "decode"
+    cost: float = 1.0
+    needs_prefill: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a choice may depend on. ``version`` grows with every change."""
+
+    version: int
+    pools: tuple[PoolView, ...]
+
+
+class Reason(StrEnum):
+    """Why a decision came out as it did; a closed set."""
+
+    SLO_MET = "slo-met"
+    SLO_LEAST_MISS = "slo-least-miss"
+    NO_SLO = "no-slo"
+    TPOT_BELOW_THRESHOLD = "tpot-below-threshold"
+    RULE = "rule"
+    WEIGHT = "weight"
+    ROUND_ROBIN = "round-robin"
+    LEAST_LOADED = "least-loaded"
+    ONLY_CANDIDATE = "only-candidate"
+    FALLBACK = "fallback"
+    SPILL = "spill"
+    NO_CAPABLE_POOL = "no-capable-pool"
+    NO_HEALTHY_NODE = "no-healthy-node"
+    SHED = "shed"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One node's fate: kept with scores, or dropped by a filter that says why. Each node occurs once."""
+
+    pool: str
+    node: str
+    dropped_by: str | None = None
+    why: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> bool:
+        return self.dropped_by is None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome. ``order`` are the kept nodes, best first: (pool, node); the first is chosen, the others
+    are where a retry goes. Empty if nothing can take the request (then ``reason`` says why)."""
+
+    order: tuple[tuple[str, str], ...]
+    candidates: tuple[Candidate, ...]
+    reason: Reason
+    policy: str
+
+    @property
+    def pool(self) -> str | None:
+        return self.order[0][0] if self.order else None
+
+    @property
+    def node(self) -> str | None:
+        return self.order[0][1] if self.order else None
+
+
+class Policy(ABC):
+    """Chooses among all nodes. Pure: same arguments, same decision; permuting the nodes changes nothing."""
+
+    @abstractmethod
+    def choose(self, request: RequestView, snapshot: Snapshot, now: float, rng: random.Random) -> Decision:
+        """Every node of the snapshot occurs exactly once in ``candidates``. Never raises for a request."""
+
+    def observe(self, record: RequestRecord) -> None:
+        """How a request ended; the only place where a policy may change. Default: nothing."""
+
+
+class Filter(ABC):
+    """Drops candidates."""
+
+    @abstractmethod
+    def drop(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> str | None:
+        """Why this node cannot take the request; None keeps it. Pure."""
+
+
+class Scorer(ABC):
+    """Rates candidates."""
+
+    @abstractmethod
+    def score(self, request: RequestView, nodes: Sequence[tuple[PoolView, NodeView]], now: float) -> Sequence[float]:
+        """One number between 0 (worst) and 1 (best) a node, in the given order. Pure."""
+
+    def observe(self, record: RequestRecord) -> None:
+        """As :meth:`Policy.observe`."""

@@ -1,0 +1,120 @@
+"""One request as policies, engine clients and observers see it. Everything is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Feature(StrEnum):
+    """What a request may ask of an engine beyond plain generation. Absent in capabilities means no."""
+
+    SAMPLING = "sampling"
+    TOP_K = "top_k"
+    MIN_P = "min_p"
+    PRESENCE_PENALTY = "presence_penalty"
+    FREQUENCY_PENALTY = "frequency_penalty"
+    REPETITION_PENALTY = "repetition_penalty"
+    SEED = "seed"
+    LOGIT_BIAS = "logit_bias"
+    LOGPROBS = "logprobs"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    ECHO = "echo"
+    IGNORE_EOS = "ignore_eos"
+    MIN_TOKENS = "min_tokens"
+    STOP_TOKEN_IDS = "stop_token_ids"
+    N = "n"
+    BEST_OF = "best_of"
+    GRAMMAR = "grammar"
+    TOOLS = "tools"
+    REASONING = "reasoning"
+    LORA = "lora"
+    MULTIMODAL = "multimodal"
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """Latency targets of one request in milliseconds; None = no target for that metric."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    slo_class: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling, resolved once (request over model defaults) and sent to both legs."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What a policy may know. No prompt text: only its size, and a digest chain for affinity.
+
+    Args:
+        id: unique, minted by the router.
+        model: as the client named it, after aliases.
+        endpoint: ``/v1/chat/completions`` or ``/v1/completions``.
+        prompt_tokens: estimate, never exact.
+        max_tokens: the client's cap; None = the rest of the context.
+        features: what an engine must be able to do.
+        slo: targets.
+        stream: the client wants server-sent events.
+        tenant: who asks; ``default-flow`` if unknown.
+        priority: higher is more important, negative is sheddable (one polarity inside, whatever the header's).
+        headers: lower-cased names; only those that rules may match.
+        prefix: digests of the prompt's prefixes, shortest first.
+        arrived_s: monotonic clock.
+    """
+
+    id: str
+    model: str
+    endpoint: str
+    prompt_tokens: int
+    max_tokens: int | None = None
+    features: frozenset[Feature] = frozenset()
+    slo: SLO = SLO()
+    stream: bool = False
+    tenant: str = "default-flow"
+    priority: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[int, ...] = ()
+    arrived_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """How a request ended; given to ``pdhub_request_finished`` observers and the decision log.
+
+    Times are milliseconds since arrival; None = did not happen.
+    """
+
+    id: str
+    model: str
+    pool: str | None
+    node: str | None
+    prefill: str | None
+    reason: str
+    outcome: str
+    error_code: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    total_ms: float = 0.0
+    handoff_ms: float | None = None
+    kv_bytes: int | None = None
+    attempts: int = 1
+    slo: SLO = SLO()
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,130 @@
+"""The YAML, as pydantic models. Every field has a default or is required, and a description: ``docs/config.md``
+is generated from here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+class Model(BaseModel):
+    """Base: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Component(Model):
+    """The same triple everywhere: which plugin, an optional name, and the plugin's own options."""
+
+    type: str = Field(description="Name of the plugin, as `pdhub plugins` lists it.")
+    name: str | None = Field(None, description="A name for logs; default is the type.")
+    config: dict[str, Any] = Field(default_factory=dict, description="Options, validated by the plugin's own model.")
+
+
+class ServedModel(Model):
+    """The model behind the endpoint."""
+
+    name: str = Field(description="Id that clients send and `/v1/models` lists.")
+    path: str | None = Field(None, description="Directory (Hugging Face) or GGUF file that hosted engines load.")
+    tokenizer: str | None = Field(
+        None, description="Directory or tokenizer.json for the router's detokeniser; default: found at `path`."
+    )
+    aliases: list[str] = Field(default_factory=list, description="Other ids that clients may send.")
+
+
+class RouterConfig(Model):
+    """The OpenAI endpoint."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Nothing is public unless you say so.")
+    port: Port = Field(8000, description="Port to listen on; 0 takes a free one.")
+    body_limit_bytes: int = Field(8 << 20, gt=0, description="A larger request body is refused with 413.")
+    connect_timeout_s: Seconds = Field(2.0, description="Opening a connection to a node or prefill instance.")
+    first_byte_timeout_s: Seconds = Field(60.0, description="From sending a call to its first answer byte.")
+    idle_timeout_s: Seconds = Field(10.0, description="Longest gap between two pieces of a stream.")
+    total_timeout_s: Seconds = Field(600.0, description="A whole request.")
+    retries: int = Field(1, ge=0, le=5, description="Attempts on another node before the first byte was sent.")
+    breaker_failures: int = Field(2, ge=1, description="Failures in a row that take a node out.")
+    breaker_open_s: Seconds = Field(2.0, description="How long a node stays out before one request may try it.")
+    probe_interval_s: Seconds = Field(1.0, description="Time between two health probes of a node.")
+    probe_timeout_s: Seconds = Field(2.0, description="A probe that takes longer has failed.")
+    probe_failures: int = Field(3, ge=1, description="Failed probes in a row after which an idle node is down.")
+    debug_headers: bool = Field(False, description="Answer with x-pdhub-pool, -node, -prefill and -reason headers.")
+
+
+class AdmissionConfig(Model):
+    """Who may enter, and who waits."""
+
+    default_budget_s: Seconds = Field(30.0, description="How long a request without a TTFT target may wait in all.")
+    queue_limit: int = Field(256, ge=0, description="Requests that may wait a pool; more are refused with 429.")
+
+
+class HandoffConfig(Model):
+    """KV handoff between prefill and the nodes of `pdhub node`."""
+
+    transport: Component = Field(default_factory=lambda: Component(type="shm"), description="KV transport.")
+    claim_ttl_s: Seconds = Field(30.0, description="A claim without a writer ends after this.")
+    deadline_s: Seconds = Field(30.0, description="A hand-over that is not complete after this has failed.")
+    ready_ttl_s: Seconds = Field(30.0, description="Complete KV that nobody decodes is freed after this.")
+    fence_within_s: Seconds = Field(5.0, description="Proof that a lost writer cannot write; else the node restarts.")
+    verify: bool = Field(False, description="Send and check a digest of every handed-over byte (test mode, slower).")
+    staging_bytes: int = Field(64 << 20, gt=0, description="Sender's staging memory.")
+
+
+class NodeConfig(Model):
+    """One process. `launch: true` lets `pdhub up` start it; otherwise it must already run at `host:port`."""
+
+    name: Name = Field(description="Unique name.")
+    host: str = Field("127.0.0.1", description="Address of its HTTP server.")
+    port: Port = Field(description="Port of its HTTP server.")
+    control_port: Port = Field(0, description="Port of its control channel for senders; 0 takes a free one.")
+    scheme: Literal["http", "https"] = Field("http", description="Scheme of its HTTP server.")
+    launch: bool = Field(True, description="Started by `pdhub up`.")
+    api_key_env: str | None = Field(None, description="Environment variable that holds its API key.")
+    threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 lets the engine choose.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Free labels that rules may match.")
+
+
+class PrefillConfig(NodeConfig):
+    """A prefill instance."""
+
+    engine: Component = Field(description="Engine plugin with a prefill facet.")
+
+
+class PoolConfig(Model):
+    """Interchangeable nodes with one engine."""
+
+    name: Name = Field(description="Unique name.")
+    engine: Component = Field(description="Engine plugin.")
+    nodes: list[NodeConfig] = Field(min_length=1, description="Members of the `static` discovery source.")
+    landings: int | None = Field(None, ge=1, description="Landings a node; default is its slots + 1.")
+    cost: float = Field(1.0, ge=0, description="Relative cost of a token; lower is cheaper.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Free labels that rules may match.")
+    latency: dict[str, float] = Field(
+        default_factory=dict, description="Seeds of the latency model: `ttft_ms`, `tpot_ms`."
+    )
+
+
+class PluginsConfig(Model):
+    """Which plugin distributions may load."""
+
+    block: list[str] = Field(default_factory=list, description="Distributions whose entry points are not loaded.")
+
+
+class Config(Model):
+    """The whole file."""
+
+    version: Literal[1] = Field(1, description="Version of this format.")
+    model: ServedModel = Field(description="The served model.")
+    router: RouterConfig = Field(default_factory=RouterConfig, description="The OpenAI endpoint.")
+    admission: AdmissionConfig = Field(default_factory=AdmissionConfig, description="Who may enter.")
+    handoff: HandoffConfig = Field(default_factory=HandoffConfig, description="KV handoff.")
+    prefill: list[PrefillConfig] = Field(default_factory=list, description="Prefill instances.")
+    pools: list[PoolConfig] = Field(min_length=1, description="Decode pools.")
+    policy: Component = Field(description="Routing policy.")
+    launcher: Component = Field(default_factory=lambda: Component(type="local"), description="How `up` starts nodes.")
+    plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="Plugin loading.")
