@@ -130,6 +130,7 @@ class RefusedCode:
     UNKNOWN = "unknown_transfer"
     STALE = "stale_generation"
     TOO_SMALL = "landing_too_small"
+    CONTEXT = "context_length_exceeded"
     DRAINING = "draining"
 
 

@@ -33,7 +33,8 @@ class HandoffParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tells a sender where a request's KV goes. Written by the router only; refused from clients.
 
     ``host``, ``port``: the node's control channel. ``fingerprint``: the layout that was claimed.
-    ``budget_s``: seconds from now in which the hand-over must end.
+    ``budget_s``: seconds from now in which the hand-over must end. ``min_tokens`` and ``stop_token_ids`` are the
+    client's: with ``min_tokens`` over 1 the first token must be none that ends the sequence.
     """
 
     transfer_id: str
@@ -42,16 +43,19 @@ class HandoffParams(msgspec.Struct, frozen=True, omit_defaults=True):
     port: int
     fingerprint: str
     budget_s: float = 30.0
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
 
 
 class ClaimBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``tokens``: upper estimate of the prompt; ``max_total_tokens``: prompt plus capped output;
-    ``ttl_s``: the claim expires if no writer joined by then."""
+    """``tokens``: upper estimate of the prompt; ``max_tokens``: the client's cap on the output, 0 = rest of the
+    context; ``ttl_s``: the claim expires if no writer joined by then. The node checks prompt + output against
+    the context when a writer joins, because only the writer knows the exact prompt."""
 
     transfer_id: str
     request_id: str
     tokens: int
-    max_total_tokens: int
+    max_tokens: int
     fingerprint: str
     ttl_s: float = 30.0
 
