@@ -1,4 +1,4 @@
-"""Serve an ASGI application on a socket that is bound first, so that the port is known and a used one is a clear error."""
+"""Serve an ASGI application on a socket that is bound first: the port is known, and a used one is a clear error."""
 
 from __future__ import annotations
 
