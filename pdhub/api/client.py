@@ -138,6 +138,10 @@ class FrameParser(ABC):
     def eof(self) -> None:
         """The stream ended. Raises EngineFailed unless a :class:`Finished` was seen."""
 
+    def stats(self) -> Mapping[str, float]:
+        """Numbers that the stream told about its hand-over, so far: ``handoff_ms``, ``wait_ms``, ``kv_bytes``."""
+        return {}
+
 
 class EngineClient(ABC):
     """One a pool. Stateless but for what it is given: every method is pure and fast."""

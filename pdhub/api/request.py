@@ -32,6 +32,8 @@ class Feature(StrEnum):
     REASONING = "reasoning"
     LORA = "lora"
     MULTIMODAL = "multimodal"
+    #: members outside OpenAI's API that change the answer and have no feature of their own (vLLM's ``bad_words`` …)
+    EXTENSIONS = "extensions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class RequestView:
         endpoint: ``/v1/chat/completions`` or ``/v1/completions``.
         prompt_tokens: estimate, never exact.
         max_tokens: the client's cap; None = the rest of the context.
+        logprobs: alternatives a token that the client wants; None = none at all.
         features: what an engine must be able to do.
         slo: targets.
         stream: the client wants server-sent events.
@@ -83,6 +86,7 @@ class RequestView:
     endpoint: str
     prompt_tokens: int
     max_tokens: int | None = None
+    logprobs: int | None = None
     features: frozenset[Feature] = frozenset()
     slo: SLO = SLO()
     stream: bool = False
