@@ -11,6 +11,7 @@ It is a plugin (``toy``) like any other, registered by tests, never by an instal
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -209,7 +210,7 @@ class ToyPrefill(PrefillEngine):
             stop = min(start + config.chunk_tokens, len(tokens))
             await asyncio.sleep(config.chunk_ms / 1000)
             data = self._chunk(entries, start, stop)
-            yield KVChunk(start, stop, len(data), lambda region, data=data: _fill(region, data))
+            yield KVChunk(start, stop, len(data), functools.partial(_fill, data))
         chain = Chain(entries, request.sampling, config)
         best = chain.next(frozenset(request.first_mask_ids))
         yield FirstToken(best.token_id, _trim(best, request.logprobs))
@@ -226,7 +227,7 @@ class ToyPrefill(PrefillEngine):
         return None
 
 
-def _fill(region: Region, data: bytes) -> None:
+def _fill(data: bytes, region: Region) -> None:
     assert region.view is not None, "the toy engine lives in host memory"
     region.view[: len(data)] = data
 
