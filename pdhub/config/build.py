@@ -1,0 +1,191 @@
+"""File, environment and flags → a :class:`Plan`: everything validated, nothing provisioned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pdhub.api.client import LegOrder
+from pdhub.api.errors import ConfigError, PDHubError, PluginError
+from pdhub.api.plugin import EngineSpec, LauncherSpec, PluginSpec, PolicySpec, TransportSpec
+from pdhub.config.checks import check_config
+from pdhub.config.explain import explain
+from pdhub.config.load import read
+from pdhub.config.models import Component, Config, PoolConfig, PrefillConfig
+from pdhub.config.origin import Origins, Path
+from pdhub.config.overlay import apply, from_flags
+from pdhub.config.settings import environment, settings
+from pdhub.registry import Registry, load
+
+S_co = TypeVar("S_co", bound=PluginSpec, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[S_co]):
+    """A plugin and its validated options."""
+
+    spec: S_co
+    config: BaseModel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration whose plugins are found and whose every value is valid.
+
+    Args:
+        pools, prefill: engine by pool's and by prefill instance's name.
+        path: the file it came from; None if it was made in memory.
+        origins: where each value came from.
+    """
+
+    config: Config
+    registry: Registry
+    transport: Resolved[TransportSpec]
+    policy: Resolved[PolicySpec]
+    launcher: Resolved[LauncherSpec]
+    pools: Mapping[str, Resolved[EngineSpec]]
+    prefill: Mapping[str, Resolved[EngineSpec]]
+    path: FilePath | None = None
+    origins: Origins = field(default_factory=Origins, repr=False, compare=False)
+
+
+def load_plan(path: str | FilePath, *, registry: Registry | None = None, overrides: Sequence[str] = ()) -> Plan:
+    """Read, lay environment and flags over it, validate.
+
+    Args:
+        path: a YAML file.
+        registry: default: everything installed but for ``plugins.block``.
+        overrides: ``a.b.0.c=value`` of flags; they win over the environment, which wins over the file.
+
+    Raises:
+        ConfigError, PluginError: with where, what and what to do.
+    """
+    config, origins = load_config(path, overrides=overrides)
+    if registry is None:
+        registry = load(block=config.plugins.block, strict=settings().strict_plugins)
+    return build_plan(config, registry, FilePath(path), origins=origins)
+
+
+def load_config(path: str | FilePath, *, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:
+    """The host's part only: no plugin is looked up."""
+    data, origins = read(path)
+    apply(data, origins, [*environment(), *from_flags(overrides)])
+    return parse_config(data, origins), origins
+
+
+def parse_config(data: Mapping[str, Any], origins: Origins | None = None) -> Config:
+    """Plain data → the model. Raises ConfigError that names path and nearest key."""
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise explain(error, Config, (), origins or Origins()) from None
+
+
+def build_plan(
+    config: Config, registry: Registry, path: FilePath | None = None, *, origins: Origins | None = None
+) -> Plan:
+    """Find the plugins, validate their options, check the whole.
+
+    Raises:
+        ConfigError: a wrong value, or a plugin's veto. PluginError: a missing or broken plugin.
+    """
+    known = origins or Origins()
+    check_config(config, known)
+    resolver = _Resolver(known)
+    plan = Plan(
+        config=config,
+        registry=registry,
+        transport=resolver.resolve(config.handoff.transport, registry.transport, ("handoff", "transport")),
+        policy=resolver.resolve(config.policy, registry.policy, ("policy",)),
+        launcher=resolver.resolve(config.launcher, registry.launcher, ("launcher",)),
+        pools=MappingProxyType(
+            {
+                p.name: resolver.resolve(p.engine, registry.engine, ("pools", i, "engine"))
+                for i, p in enumerate(config.pools)
+            }
+        ),
+        prefill=MappingProxyType(
+            {
+                p.name: resolver.resolve(p.engine, registry.engine, ("prefill", i, "engine"))
+                for i, p in enumerate(config.prefill)
+            }
+        ),
+        path=path,
+        origins=known,
+    )
+    _check_engines(plan)
+    _check_policy(plan)
+    registry.configured(config.model_dump(mode="json"))
+    return plan
+
+
+class _Resolver:
+    def __init__(self, origins: Origins) -> None:
+        self._origins = origins
+
+    def resolve(self, component: Component, find: Any, path: Path) -> Resolved[Any]:
+        try:
+            spec = find(component.type)
+        except PluginError as error:
+            where = self._origins.where((*path, "type"))
+            raise PluginError(f"{where}: {error.message}", hint=error.hint) from error
+        try:
+            return Resolved(spec, spec.config.model_validate(component.config))
+        except ValidationError as error:
+            raise explain(error, spec.config, (*path, "config"), self._origins) from None
+
+    def engines(
+        self, owners: Sequence[PoolConfig | PrefillConfig], registry: Registry, section: str
+    ) -> Mapping[str, Resolved[EngineSpec]]:
+        found = {o.name: self.resolve(o.engine, registry.engine, (section, i, "engine")) for i, o in enumerate(owners)}
+        return MappingProxyType(found)
+
+
+def _check_engines(plan: Plan) -> None:
+    for i, pool in enumerate(plan.config.pools):
+        engine = plan.pools[pool.name]
+        where = plan.origins.where(("pools", i, "engine", "type"))
+        if engine.spec.client is None and engine.spec.runtime is None:
+            hint = "use it under `prefill:`, or choose an engine that decodes"
+            raise ConfigError(f"engine '{engine.spec.name}' cannot decode", where=where, hint=hint)
+        if not plan.prefill and needs_prefill(engine):
+            hint = "add an instance under `prefill:`, or choose an engine that prefills itself, such as `openai`"
+            raise ConfigError(f"engine '{engine.spec.name}' needs a prefill instance", where=where, hint=hint)
+    for i, prefill in enumerate(plan.config.prefill):
+        spec = plan.prefill[prefill.name].spec
+        if spec.prefill is None and spec.operate is None and prefill.launch:
+            where = plan.origins.where(("prefill", i, "engine", "type"))
+            hint = "choose an engine with a prefill facet, or set `launch: false` and run the instance yourself"
+            raise ConfigError(f"engine '{spec.name}' cannot prefill", where=where, hint=hint)
+
+
+def needs_prefill(engine: Resolved[EngineSpec]) -> bool:
+    """Whether a pool of this engine gets its KV from a prefill instance."""
+    if engine.spec.client is None:
+        return True
+    try:
+        return engine.spec.client(engine.config).order is not LegOrder.DECODE_ONLY
+    except PDHubError:
+        raise
+    except Exception as error:
+        raise PluginError(f"the client of engine '{engine.spec.name}' failed: {error!r}") from error
+
+
+def _check_policy(plan: Plan) -> None:
+    """A policy's options may refer to pools: their model checks that with an optional ``check(pools)``."""
+    check = getattr(plan.policy.config, "check", None)
+    if not callable(check):
+        return
+    try:
+        check([pool.name for pool in plan.config.pools])
+    except ConfigError:
+        raise
+    except ValueError as error:
+        where = plan.origins.where(("policy", "config"))
+        pools = ", ".join(pool.name for pool in plan.config.pools)
+        raise ConfigError(str(error), where=where, hint=f"the pools are: {pools}") from None

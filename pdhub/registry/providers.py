@@ -1,0 +1,18 @@
+"""Which distribution provides a plugin that is not installed: known names only, to make an error useful."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KNOWN_PROVIDERS: Final = {
+    "vllm": "pdhub-vllm",
+    "tilert": "pdhub-tilert",
+    "transformers": "pdhub-transformers",
+    "nixl": "pdhub-nixl",
+    "mooncake": "pdhub-mooncake",
+}
+
+BUILTIN_COMMANDS: Final = frozenset(
+    {"plugins", "check", "config", "node", "router", "up", "quickstart", "new", "doctor", "explain", "bench", "help"}
+)
+"""Verbs of ``pdhub`` itself; a plugin's command group cannot have one of these names."""
