@@ -1,0 +1,128 @@
+"""Keeps one member alive: start, wait until ready, watch, restart with back-off, give up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from pdhub.api import Launcher, PDHubError, Running
+from pdhub.operate.backoff import Backoff
+from pdhub.operate.member import Event, Member, StartFailed, State, how_it_ended
+from pdhub.operate.tail import Tail
+
+POLL_S = 0.05
+PROBE_EVERY_S = 0.1
+
+Probe = Callable[[str], Awaitable[bool]]
+OnEvent = Callable[[Event], None]
+OnLine = Callable[[str, str], None]
+
+
+class Keeper:
+    """The life of one member.
+
+    ``first_ready`` resolves when it first served; it raises StartFailed if it never will.
+    """
+
+    def __init__(
+        self, member: Member, launcher: Launcher, probe: Probe, backoff: Backoff, on_event: OnEvent, on_line: OnLine
+    ) -> None:
+        self.member = member
+        self.state = State.STARTING
+        self.running: Running | None = None
+        self.first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._launcher = launcher
+        self._probe = probe
+        self._backoff = backoff
+        self._on_event = on_event
+        self._on_line = on_line
+        self._tail = Tail()
+
+    async def run(self) -> None:
+        """Until given up or cancelled. The process itself is stopped by :meth:`stop`, not by cancelling this."""
+        while True:
+            ready_at, why = await self._one_life()
+            if not self.first_ready.done():
+                self.first_ready.set_exception(self._start_failed(why))
+                self._tell(State.GIVEN_UP, why)
+                return
+            ready_for = None if ready_at is None else time.monotonic() - ready_at
+            delay = self._backoff.died(ready_for)
+            if delay is None:
+                self._tell(State.GIVEN_UP, f"{why}; given up after {self._backoff.failures} failures in a row")
+                return
+            self._tell(State.WAITING, f"{why}; starting again in {delay:.1f} s")
+            await asyncio.sleep(delay)
+
+    async def _one_life(self) -> tuple[float | None, str]:
+        """Start once and watch to the end: when it was ready, and how it ended."""
+        process = self.member.process
+        self._tail.forget(self.member.name)
+        self._tell(State.STARTING, "starting")
+        began = time.monotonic()
+        try:
+            self.running = self._launcher.start(self.member.name, process, self._line)
+        except PDHubError as error:
+            return None, str(error)
+        ready_at: float | None = None
+        next_probe = began
+        while True:
+            status = self.running.poll()
+            now = time.monotonic()
+            if status is not None:
+                return ready_at, f"ended: {how_it_ended(status)}"
+            if ready_at is None and now >= next_probe:
+                if await self._probe(process.ready_url):
+                    ready_at = time.monotonic()
+                    self._tell(State.READY, f"ready after {ready_at - began:.1f} s")
+                    if not self.first_ready.done():
+                        self.first_ready.set_result(None)
+                elif now - began > process.ready_within_s:
+                    self.running.kill()
+                    await self._gone(5.0)
+                    return None, f"not ready after {process.ready_within_s:g} s ({process.ready_url})"
+                next_probe = time.monotonic() + PROBE_EVERY_S
+            await asyncio.sleep(POLL_S)
+
+    def _line(self, name: str, line: str) -> None:
+        self._tail.add(name, line)
+        self._on_line(name, line)
+
+    def _tell(self, state: State, text: str) -> None:
+        self.state = state
+        self._on_event(Event(self.member.name, state, text))
+
+    def _start_failed(self, why: str) -> StartFailed:
+        lines = self._tail.last(self.member.name)
+        said = "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"
+        command = " ".join(self.member.process.argv)
+        return StartFailed(
+            f"{self.member.name} did not start: {why}. Its last lines:\n{said}",
+            hint=f"fix what the lines say; to see it alone, run: {command}",
+        )
+
+    async def _gone(self, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while self.running is not None and self.running.poll() is None:
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    async def stop(self) -> None:
+        """Ask the process to drain, wait ``stop_within_s``, kill. :meth:`run` must have ended."""
+        if self.running is None or self.running.poll() is not None:
+            return
+        self.running.terminate()
+        if not await self._gone(self.member.stop_within_s):
+            self._tell(State.STOPPED, f"did not stop within {self.member.stop_within_s:g} s: killed")
+            self.running.kill()
+            await self._gone(5.0)
+            return
+        self._tell(State.STOPPED, "stopped")
+
+    def kill(self) -> None:
+        """Now, without a drain."""
+        if self.running is not None:
+            self.running.kill()
