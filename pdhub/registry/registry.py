@@ -33,13 +33,16 @@ log = logging.getLogger("pdhub.registry")
 S = TypeVar("S", bound=PluginSpec)
 
 
-def load(*, block: Collection[str] = (), strict: bool = False, extra: Iterable[object] = ()) -> Registry:
+def load(
+    *, block: Collection[str] = (), strict: bool = False, extra: Iterable[object] = (), warn: bool = True
+) -> Registry:
     """Load every installed plugin.
 
     Args:
         block: distributions whose entry points are not loaded.
         strict: a broken plugin, an incompatible one or two of one name raise instead of being set aside.
         extra: modules or objects with hooks that are registered directly, as in tests.
+        warn: log one warning a broken plugin; a caller that shows :meth:`Registry.rows` needs none.
 
     Raises:
         PluginError: only if ``strict``.
@@ -47,7 +50,7 @@ def load(*, block: Collection[str] = (), strict: bool = False, extra: Iterable[o
     registry = Registry()
     for source in discover(block, extra):
         registry._register(source)
-    registry._finish(strict)
+    registry._finish(strict, warn)
     return registry
 
 
@@ -198,7 +201,7 @@ class Registry:
         if not source.blocked:
             self._problems.append(PluginError(f"{source} is broken: {source.error}", hint="`pdhub plugins` lists all"))
 
-    def _finish(self, strict: bool) -> None:
+    def _finish(self, strict: bool, warn: bool) -> None:
         for entry in self._catalog:
             self._rows.append(_row(entry, Status.OK))
         for entries in self._catalog.clashes():
@@ -207,7 +210,7 @@ class Registry:
             self._rows.extend(_row(entry, Status.BROKEN, error.message) for entry in entries)
         if strict and self._problems:
             raise self._problems[0]
-        for problem in self._problems:
+        for problem in self._problems if warn else ():
             log.warning("%s", problem.message)
 
 
