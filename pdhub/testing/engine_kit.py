@@ -246,14 +246,14 @@ class EngineConformance(FeatureRules):
 
     async def test_E19_a_dropped_stream_frees_its_slot(self, driver: EngineDriver, prompt: tuple[int, ...]) -> None:
         """The host closes the iterator when a client leaves; the slot must be usable at once."""
-        for _ in range(driver.info.capabilities.slots + 1):
-            received = await driver.receive(prompt)
-            await driver.inject(received)
-            stream = driver.stream(received, driver.request(received, 64, **_endless(driver)))
-            await anext(stream)
-            await stream.aclose()  # type: ignore[attr-defined]
-            driver.engine.release(received.landing)
         async with asyncio.timeout(PATIENCE_S):
+            for _ in range(driver.info.capabilities.slots + 1):
+                received = await driver.receive(prompt)
+                await driver.inject(received)
+                stream = driver.stream(received, driver.request(received, 64, **_endless(driver)))
+                await anext(stream)
+                await stream.aclose()  # type: ignore[attr-defined]
+                driver.engine.release(received.landing)
             assert (await driver.answer(prompt, 3)).finished
 
     async def test_E20_load_is_readable_at_any_time(self, driver: EngineDriver, prompt: tuple[int, ...]) -> None:
