@@ -1,0 +1,263 @@
+"""The writer's end of shm: one thread a target that copies into granted memory and answers the target's recalls."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdhub.api import Grant, Peer, TransferFailed, TransferState, WriteOp
+from pdhub.transports.memory import address_of
+from pdhub.transports.posting import Aborted, Posting
+from pdhub.transports.shm_wire import PACKET_BYTES, Kind, pack, unpack
+
+PIECE = 4 << 20
+"""Bytes copied between two looks at the target's messages: well under a millisecond."""
+
+
+class TargetGone(Exception):
+    """The connection to the target ended."""
+
+
+@dataclass(slots=True)
+class Mapped:
+    """Memory of the target, mapped here. Kept between grants: mapping anew costs as much as copying."""
+
+    map: mmap.mmap
+    address: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Job:
+    posting: Posting
+    grant: Grant
+    ops: Sequence[WriteOp]
+
+
+class ShmPeer(Peer):
+    """A connected target.
+
+    Args:
+        address: of the target's socket.
+        timeout_s: longest wait for the target to answer an open.
+    """
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._sock.settimeout(timeout_s)
+            self._sock.connect(address)
+        except OSError as error:
+            self._sock.close()
+            raise TransferFailed(f"the target cannot be reached over shm: {error.strerror or error}") from error
+        self._sock.setblocking(False)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+        self._jobs: deque[Job] = deque()
+        self._over = ""
+        self._ended = False
+        self._memory: dict[int, Mapped] = {}
+        self._opened: dict[bytes, int] = {}
+        self._refused: set[bytes] = set()
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="pdhub shm writer", daemon=True)
+        self._thread.start()
+
+    def post(self, posting: Posting, grant: Grant, ops: Sequence[WriteOp]) -> None:
+        """Queue a write; it fails at once if the target is gone or was closed."""
+        posting.interrupt = self._poke
+        with self._lock:
+            over = self._over
+            if not over:
+                self._jobs.append(Job(posting, grant, ops))
+        if over:
+            posting.finish(TransferState.FAILED, TransferFailed(over))
+        else:
+            self._poke()
+
+    def close(self) -> None:
+        with self._lock:
+            self._over = self._over or "the peer was closed"
+        self._poke()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def ended(self) -> bool:
+        """Its thread and descriptors are gone."""
+        return self._ended
+
+    def _poke(self) -> None:
+        with self._lock:
+            if not self._ended:
+                os.eventfd_write(self._wake, 1)
+
+    # -- the worker -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                self._receive(None)
+                while self._jobs and not self._over:
+                    self._copy(self._jobs.popleft())
+            for token in self._opened:
+                self._send(Kind.RETURNED, token)
+        except TargetGone:
+            with self._lock:
+                self._over = self._over or "the target went away"
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._over = self._over or "the writer's thread ended"
+            self._ended = True
+            jobs, self._jobs = self._jobs, deque()
+            os.close(self._wake)
+            self._sock.close()
+        for job in jobs:
+            job.posting.finish(TransferState.FAILED, TransferFailed(self._over))
+        for mapped in self._memory.values():
+            mapped.map.close()
+        self._memory.clear()
+
+    def _copy(self, job: Job) -> None:
+        posting, token = job.posting, job.grant.data
+        if not posting.begin():
+            return
+        try:
+            target = self._open(posting, token)
+            for op in job.ops:
+                if op.remote_offset + op.nbytes > target.nbytes:
+                    raise TransferFailed("the grant says more bytes than the memory behind it has")
+                for start in range(0, op.nbytes, PIECE):
+                    self._check(posting, token)
+                    ctypes.memmove(
+                        target.address + op.remote_offset + start,
+                        op.local.address + op.local_offset + start,
+                        min(PIECE, op.nbytes - start),
+                    )
+            # A fence tells its writers before it returns. If it came while bytes were copied, it is seen here: they
+            # went where nobody reads, and "done" would be a lie.
+            self._check(posting, token)
+        except Aborted:
+            posting.finish(TransferState.ABORTED)
+        except TransferFailed as error:
+            posting.finish(TransferState.FAILED, error)
+        except TargetGone:
+            posting.finish(TransferState.FAILED, TransferFailed("the target went away"))
+            raise
+        else:
+            posting.finish(TransferState.DONE)
+
+    def _open(self, posting: Posting, token: bytes) -> Mapped:
+        if token not in self._opened:
+            self._refused.clear()
+            self._send(Kind.OPEN, token)
+            deadline = time.monotonic() + self._timeout_s
+            while token not in self._opened:
+                if token in self._refused:
+                    raise TransferFailed("the target does not know this grant")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TransferFailed(f"the target did not open the landing within {self._timeout_s} s")
+                self._stop_if_asked(posting)
+                self._receive(left)
+        return self._memory[self._opened[token]]
+
+    def _check(self, posting: Posting, token: bytes) -> None:
+        self._receive(0)
+        self._stop_if_asked(posting)
+        if token not in self._opened:
+            raise TransferFailed("the target took the grant back")
+
+    def _stop_if_asked(self, posting: Posting) -> None:
+        if posting.aborting:
+            raise Aborted
+        if self._over:
+            raise TransferFailed(self._over)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _send(self, kind: Kind, token: bytes) -> None:
+        try:
+            self._sock.send(pack(kind, token))
+        except OSError as error:
+            raise TargetGone from error
+
+    def _receive(self, timeout_s: float | None) -> None:
+        """Sleep until there is something to do, then take in every message that waits."""
+        ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
+        for fd, _ in ready:
+            if fd == self._wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            else:
+                while self._take_in():
+                    pass
+
+    def _take_in(self) -> bool:
+        """One message; False if none waits. Between copies by construction, so a grant can be returned at once."""
+        try:
+            packet, fds, _, _ = socket.recv_fds(self._sock, PACKET_BYTES + 1, 1)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise TargetGone from error
+        if not packet:
+            raise TargetGone
+        try:
+            kind, token, segment, nbytes = unpack(packet)
+            if kind is Kind.OPENED:
+                self._take_open(token, segment, nbytes, fds)
+            elif kind is Kind.REFUSED:
+                self._refused.add(token)
+            elif kind is Kind.REVOKED:
+                self._opened.pop(token, None)
+            elif kind is Kind.RECALL:
+                self._opened.pop(token, None)
+                self._send(Kind.RETURNED, token)
+            elif kind is Kind.FORGET:
+                self._forget(segment)
+            else:
+                raise ValueError(f"unexpected {kind!r}")
+        except ValueError as error:
+            raise TargetGone from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _take_open(self, token: bytes, segment: int, nbytes: int, fds: Sequence[int]) -> None:
+        if fds:
+            self._forget(segment)
+            try:
+                mapping = mmap.mmap(fds[0], nbytes)
+            except OSError:  # out of address space or memory: the grant goes back unused
+                self._refused.add(token)
+                self._send(Kind.RETURNED, token)
+                return
+            self._memory[segment] = Mapped(mapping, address_of(mapping), nbytes)
+        if segment not in self._memory:
+            self._refused.add(token)
+            self._send(Kind.RETURNED, token)
+            return
+        self._opened[token] = segment
+
+    def _forget(self, segment: int) -> None:
+        mapped = self._memory.pop(segment, None)
+        if mapped is not None:
+            self._opened = {token: at for token, at in self._opened.items() if at != segment}
+            mapped.map.close()
