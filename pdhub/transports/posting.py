@@ -80,7 +80,7 @@ class Posting(Transfer):
         if callback is not None:
             try:
                 callback(self)
-            except Exception:  # noqa: BLE001 - a caller's mistake must not end the worker that others rely on
+            except Exception:  # a caller's mistake must not end the worker that others rely on
                 log.exception("on_done raised")
         with self._changed:
             self._changed.notify_all()
