@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -67,8 +68,18 @@ def load_plan(path: str | FilePath, *, registry: Registry | None = None, overrid
     """
     config, origins = load_config(path, overrides=overrides)
     if registry is None:
-        registry = load(block=config.plugins.block, strict=settings().strict_plugins)
+        extra = [_module(name, i, origins) for i, name in enumerate(config.plugins.modules)]
+        registry = load(block=config.plugins.block, strict=settings().strict_plugins, extra=extra)
     return build_plan(config, registry, FilePath(path), origins=origins)
+
+
+def _module(name: str, index: int, origins: Origins) -> object:
+    try:
+        return import_module(name)
+    except Exception as error:  # noqa: BLE001 - whatever a plugin module raises is the plugin's fault
+        where = origins.where(("plugins", "modules", index))
+        hint = "the module must be importable by this Python; is it installed, or on PYTHONPATH?"
+        raise PluginError(f"{where}: plugin module '{name}' cannot be imported: {error!r}", hint=hint) from error
 
 
 def load_config(path: str | FilePath, *, overrides: Sequence[str] = ()) -> tuple[Config, Origins]:

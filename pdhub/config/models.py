@@ -113,6 +113,10 @@ class PluginsConfig(Model):
     """Which plugin distributions may load."""
 
     block: list[str] = Field(default_factory=list, description="Distributions whose entry points are not loaded.")
+    modules: list[str] = Field(
+        default_factory=list,
+        description="Importable plugin modules that no installed distribution names: plugins under development.",
+    )
 
 
 class Config(Model):
