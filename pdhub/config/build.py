@@ -76,7 +76,7 @@ def load_plan(path: str | FilePath, *, registry: Registry | None = None, overrid
 def _module(name: str, index: int, origins: Origins) -> object:
     try:
         return import_module(name)
-    except Exception as error:  # noqa: BLE001 - whatever a plugin module raises is the plugin's fault
+    except Exception as error:
         where = origins.where(("plugins", "modules", index))
         hint = "the module must be importable by this Python; is it installed, or on PYTHONPATH?"
         raise PluginError(f"{where}: plugin module '{name}' cannot be imported: {error!r}", hint=hint) from error
