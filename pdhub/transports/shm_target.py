@@ -38,6 +38,7 @@ class Segment:
     """
 
     memory: Memory
+    nbytes: int
     tokens: set[bytes] = field(default_factory=set)
     opened: set[tuple[Writer, bytes]] = field(default_factory=set)
     fenced: bool = False
@@ -63,7 +64,7 @@ class ShmTarget:
         """Memory for a region that nobody else can reach. Raises MemoryError."""
         with self._lock:
             memory = self._warm.take(nbytes)
-            self._segments[region_id] = Segment(memory)
+            self._segments[region_id] = Segment(memory, nbytes)
             return memory
 
     def grant(self, region_id: str) -> bytes:
@@ -206,7 +207,7 @@ class ShmTarget:
             packet = writer.sock.recv(PACKET_BYTES + 1)
             if not packet:
                 return False
-            kind, token, _, _ = unpack(packet)
+            kind, token, _, _, _ = unpack(packet)
         except BlockingIOError:
             return True
         except (OSError, ValueError):
@@ -229,7 +230,8 @@ class ShmTarget:
         segment.opened.add((writer, token))
         first = memory.serial not in writer.holds
         writer.holds.add(memory.serial)
-        self._send(writer, pack(Kind.OPENED, token, memory.serial, memory.nbytes), memory.fd if first else None)
+        opened = pack(Kind.OPENED, token, memory.serial, memory.nbytes, segment.nbytes)
+        self._send(writer, opened, memory.fd if first else None)
 
     def _returned(self, writer: Writer, token: bytes) -> None:
         for segment in [*self._segments.values(), *self._freed]:

@@ -4,7 +4,7 @@
 
     writer                       target
       OPEN(token)            ──▶
-                             ◀──  OPENED(token, segment, nbytes) + descriptor the first time   or REFUSED(token)
+                             ◀──  OPENED(token, segment, mapped, nbytes) + descriptor the first time  or REFUSED(token)
       … copies, no message …
                              ◀──  RECALL(token)     the region was freed
       RETURNED(token)        ──▶                    no copy of this grant runs, none will start
@@ -25,7 +25,7 @@ from pdhub.api import PeerMetadata, TransferFailed
 NAME: Final = "shm"
 PROTOCOL: Final = 1
 TOKEN_BYTES: Final = 16
-_PACKET = struct.Struct("<B16sQQ")
+_PACKET = struct.Struct("<B16sQQQ")
 PACKET_BYTES: Final = _PACKET.size
 
 
@@ -39,16 +39,17 @@ class Kind(IntEnum):
     FORGET = 7
 
 
-def pack(kind: Kind, token: bytes = b"", segment: int = 0, nbytes: int = 0) -> bytes:
-    return _PACKET.pack(kind, token, segment, nbytes)
+def pack(kind: Kind, token: bytes = b"", segment: int = 0, mapped: int = 0, nbytes: int = 0) -> bytes:
+    """``mapped``: bytes of the whole memory; ``nbytes``: of the region at its start."""
+    return _PACKET.pack(kind, token, segment, mapped, nbytes)
 
 
-def unpack(packet: bytes) -> tuple[Kind, bytes, int, int]:
+def unpack(packet: bytes) -> tuple[Kind, bytes, int, int, int]:
     """Raises ValueError if it is none of ours."""
     if len(packet) != PACKET_BYTES:
         raise ValueError(f"packet of {len(packet)} bytes")
-    kind, token, segment, nbytes = _PACKET.unpack(packet)
-    return Kind(kind), token, segment, nbytes
+    kind, token, segment, mapped, nbytes = _PACKET.unpack(packet)
+    return Kind(kind), token, segment, mapped, nbytes
 
 
 def boot_id() -> str:

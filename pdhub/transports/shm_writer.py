@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
 import select
@@ -19,6 +20,8 @@ from pdhub.transports.memory import address_of
 from pdhub.transports.posting import Aborted, Posting
 from pdhub.transports.shm_wire import PACKET_BYTES, Kind, pack, unpack
 
+log = logging.getLogger("pdhub.transports")
+
 PIECE = 4 << 20
 """Bytes copied between two looks at the target's messages: well under a millisecond."""
 
@@ -27,11 +30,11 @@ class TargetGone(Exception):
     """The connection to the target ended."""
 
 
-@dataclass(slots=True)
-class Mapped:
-    """Memory of the target, mapped here. Kept between grants: mapping anew costs as much as copying."""
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A region that may be written now."""
 
-    map: mmap.mmap
+    segment: int
     address: int
     nbytes: int
 
@@ -66,8 +69,9 @@ class ShmPeer(Peer):
         self._jobs: deque[Job] = deque()
         self._over = ""
         self._ended = False
-        self._memory: dict[int, Mapped] = {}
-        self._opened: dict[bytes, int] = {}
+        # Mappings stay between grants: mapping anew costs as much as copying.
+        self._memory: dict[int, mmap.mmap] = {}
+        self._opened: dict[bytes, Opened] = {}
         self._refused: set[bytes] = set()
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
@@ -129,8 +133,8 @@ class ShmPeer(Peer):
             self._sock.close()
         for job in jobs:
             job.posting.finish(TransferState.FAILED, TransferFailed(self._over))
-        for mapped in self._memory.values():
-            mapped.map.close()
+        for mapping in self._memory.values():
+            mapping.close()
         self._memory.clear()
 
     def _copy(self, job: Job) -> None:
@@ -141,7 +145,7 @@ class ShmPeer(Peer):
             target = self._open(posting, token)
             for op in job.ops:
                 if op.remote_offset + op.nbytes > target.nbytes:
-                    raise TransferFailed("the grant says more bytes than the memory behind it has")
+                    raise TransferFailed("the grant says more bytes than the region behind it has")
                 for start in range(0, op.nbytes, PIECE):
                     self._check(posting, token)
                     ctypes.memmove(
@@ -162,7 +166,7 @@ class ShmPeer(Peer):
         else:
             posting.finish(TransferState.DONE)
 
-    def _open(self, posting: Posting, token: bytes) -> Mapped:
+    def _open(self, posting: Posting, token: bytes) -> Opened:
         if token not in self._opened:
             self._refused.clear()
             self._send(Kind.OPEN, token)
@@ -175,7 +179,7 @@ class ShmPeer(Peer):
                     raise TransferFailed(f"the target did not open the landing within {self._timeout_s} s")
                 self._stop_if_asked(posting)
                 self._receive(left)
-        return self._memory[self._opened[token]]
+        return self._opened[token]
 
     def _check(self, posting: Posting, token: bytes) -> None:
         self._receive(0)
@@ -219,9 +223,9 @@ class ShmPeer(Peer):
         if not packet:
             raise TargetGone
         try:
-            kind, token, segment, nbytes = unpack(packet)
+            kind, token, segment, mapped, nbytes = unpack(packet)
             if kind is Kind.OPENED:
-                self._take_open(token, segment, nbytes, fds)
+                self._take_open(token, segment, mapped, nbytes, fds)
             elif kind is Kind.REFUSED:
                 self._refused.add(token)
             elif kind is Kind.REVOKED:
@@ -240,24 +244,21 @@ class ShmPeer(Peer):
                 os.close(fd)
         return True
 
-    def _take_open(self, token: bytes, segment: int, nbytes: int, fds: Sequence[int]) -> None:
+    def _take_open(self, token: bytes, segment: int, mapped: int, nbytes: int, fds: Sequence[int]) -> None:
         if fds:
             self._forget(segment)
             try:
-                mapping = mmap.mmap(fds[0], nbytes)
-            except OSError:  # out of address space or memory: the grant goes back unused
-                self._refused.add(token)
-                self._send(Kind.RETURNED, token)
-                return
-            self._memory[segment] = Mapped(mapping, address_of(mapping), nbytes)
-        if segment not in self._memory:
+                self._memory[segment] = mmap.mmap(fds[0], mapped)
+            except OSError as error:
+                log.warning("shm: cannot map %d bytes of the target: %s", mapped, error)
+        if segment in self._memory:
+            self._opened[token] = Opened(segment, address_of(self._memory[segment]), nbytes)
+        else:  # the grant goes back unused
             self._refused.add(token)
             self._send(Kind.RETURNED, token)
-            return
-        self._opened[token] = segment
 
     def _forget(self, segment: int) -> None:
-        mapped = self._memory.pop(segment, None)
-        if mapped is not None:
-            self._opened = {token: at for token, at in self._opened.items() if at != segment}
-            mapped.map.close()
+        mapping = self._memory.pop(segment, None)
+        if mapping is not None:
+            self._opened = {token: at for token, at in self._opened.items() if at.segment != segment}
+            mapping.close()
