@@ -66,6 +66,11 @@ class Presenter:
         self._pieces: list[str] = []
 
     @property
+    def stream(self) -> bool:
+        """The client wants server-sent events."""
+        return self._options.stream
+
+    @property
     def stopped(self) -> bool:
         """A stop string matched: the host must cancel the engine now."""
         return self._answer.stopped

@@ -77,7 +77,7 @@ def test_an_unknown_id_is_no_text(tokenizer):
     assert TextDecoder(tokenizer).decode([10_000_000]) == ""
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(data=st.data())
 def test_any_bytes_decode_as_the_library_decodes_them(raw, bytelevel, data):
     ids = data.draw(st.lists(st.integers(0, bytelevel.get_vocab_size() - 1), max_size=40))
@@ -85,7 +85,7 @@ def test_any_bytes_decode_as_the_library_decodes_them(raw, bytelevel, data):
     assert raw.decode(ids, skip_special_tokens=skip) == bytelevel.decode(ids, skip_special_tokens=skip)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(text=st.text(max_size=20))
 def test_any_text_survives_byte_fallback(llama, gemma, text):
     for tokenizer in (llama, gemma):
