@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
@@ -60,6 +61,7 @@ class Registry:
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
+        self._numbers = itertools.count(1)
         self._catalog = Catalog()
         self._failed: list[Source] = []
         self._rows: list[PluginRow] = []
@@ -150,10 +152,11 @@ class Registry:
         if not source.distribution and self._manager.is_registered(source.plugin):
             return  # given by hand, and installed as well
         try:
-            self._manager.register(source.plugin, f"{source.distribution}/{source.name}")
+            hash(source.plugin)  # pluggy keeps plugins in sets
+            self._manager.register(source.plugin, f"{source.distribution}/{source.name}#{next(self._numbers)}")
             self._reject_unknown_hooks(source)
-        except (pluggy.PluginValidationError, ValueError) as error:
-            if self._manager.is_registered(source.plugin):
+        except (pluggy.PluginValidationError, ValueError, TypeError) as error:
+            if any(plugin is source.plugin for _, plugin in self._manager.list_name_plugin()):
                 self._manager.unregister(source.plugin)
             self._fail(_failed(source, describe(error)))
             return
