@@ -86,6 +86,7 @@ class NodeConfig(Model):
     launch: bool = Field(True, description="Started by `pdhub up`.")
     api_key_env: str | None = Field(None, description="Environment variable that holds its API key.")
     threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 lets the engine choose.")
+    drain_s: Seconds = Field(30.0, description="When told to stop: how long running requests may take to finish.")
     labels: dict[str, str] = Field(default_factory=dict, description="Free labels that rules may match.")
 
 
