@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TextIO
+from typing import IO
 
 from rich.console import Console
 from rich.text import Text
@@ -22,7 +22,7 @@ class TreeConsole:
         file: where to write.
     """
 
-    def __init__(self, names: Sequence[str], file: TextIO) -> None:
+    def __init__(self, names: Sequence[str], file: IO[str]) -> None:
         self.console = Console(file=file, highlight=False)
         self._width = max((len(name) for name in (*names, "pdhub")), default=0)
         self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}

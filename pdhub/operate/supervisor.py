@@ -12,6 +12,8 @@ from pdhub.operate.backoff import Backoff, RestartRule
 from pdhub.operate.keeper import Keeper, OnEvent, OnLine, Probe
 from pdhub.operate.member import Member, State
 
+_LOOK_EVERY_S = 0.1
+
 
 class Supervisor:
     """Starts, watches and stops the members.
@@ -43,32 +45,55 @@ class Supervisor:
         self._rule = rule or RestartRule()
         self._rng = rng or random.Random()
         self._keepers: list[list[Keeper]] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Returns when every member is ready. Raises StartFailed for the first that fails; call :meth:`stop` then."""
         for stage in self._stages:
-            keepers = [
-                Keeper(
-                    member, self._launcher, self._probe, Backoff(self._rule, self._rng), self._on_event, self._on_line
-                )
-                for member in stage
-            ]
+            keepers = [self._keep(member) for member in stage]
             self._keepers.append(keepers)
-            self._tasks += [asyncio.create_task(keeper.run(), name=f"keep {keeper.member.name}") for keeper in keepers]
             await asyncio.gather(*(keeper.first_ready for keeper in keepers))
+
+    def _keep(self, member: Member) -> Keeper:
+        backoff = Backoff(self._rule, self._rng)
+        keeper = Keeper(member, self._launcher, self._probe, backoff, self._on_event, self._on_line)
+        self._tasks[member.name] = asyncio.create_task(keeper.run(), name=f"keep {member.name}")
+        return keeper
+
+    async def replace(self, member: Member) -> None:
+        """Drain the member of this name, then start ``member`` in its place; returns when that is ready.
+
+        Raises StartFailed if it does not come up.
+        """
+        for stage in self._keepers:
+            for i, keeper in enumerate(stage):
+                if keeper.member.name == member.name:
+                    await self._end(self._tasks.pop(member.name))
+                    await keeper.stop()
+                    stage[i] = self._keep(member)
+                    await stage[i].first_ready
+                    return
+        raise KeyError(member.name)
+
+    @staticmethod
+    async def _end(task: asyncio.Task[None]) -> None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
     async def lost(self) -> str:
         """Returns, with the reason, when a vital member or every member was given up."""
-        waiting = set(self._tasks)
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            for keeper in (keeper for stage in self._keepers for keeper in stage):
+        while True:
+            keepers = [keeper for stage in self._keepers for keeper in stage]
+            for keeper in keepers:
                 if keeper.member.vital and keeper.state is State.GIVEN_UP:
                     return f"{keeper.member.name} was given up and nothing works without it"
-        return "every process was given up"
+            if all(keeper.state is State.GIVEN_UP for keeper in keepers):
+                return "every process was given up"
+            for task in self._tasks.values():
+                if task.done() and not task.cancelled():
+                    task.result()  # a fault of our own must not pass for a quiet tree
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     def kill(self) -> None:
         """Everything, now. :meth:`stop` still has to be awaited."""
@@ -77,11 +102,8 @@ class Supervisor:
 
     async def stop(self) -> None:
         """The last stage drains first. Idempotent; returns when nothing is left."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        for task in self._tasks.values():
+            await self._end(task)
         self._tasks.clear()
         for keepers in reversed(self._keepers):
             for keeper in keepers:

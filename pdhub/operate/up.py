@@ -21,7 +21,7 @@ from pdhub.operate.signals import StopSignals
 from pdhub.operate.supervisor import Supervisor
 from pdhub.operate.tree import router_url, stages
 
-Work = Callable[[], Awaitable[int | None]]
+Work = Callable[[Supervisor], Awaitable[int | None]]
 Say = Callable[[str], None]
 
 
@@ -67,7 +67,7 @@ async def run_tree(
                     return 130
 
                 async def work_then_watch() -> int:
-                    status = await work()
+                    status = await work(supervisor)
                     if status is not None:
                         return status
                     await asyncio.Event().wait()
@@ -111,7 +111,7 @@ def run(config_path: str | Path, overrides: Sequence[str] = ()) -> int:
     console = TreeConsole([member.name for stage in members for member in stage], sys.stdout)
     launcher: Launcher = plan.launcher.spec.factory(plan.launcher.config)
 
-    async def work() -> None:
+    async def work(_supervisor: Supervisor) -> None:
         console.say(f"serving {plan.config.model.name} at {router_url(plan)}/v1   (Ctrl-C stops all)")
 
     return asyncio.run(

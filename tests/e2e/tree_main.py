@@ -21,7 +21,7 @@ def main() -> int:
     stages = [[_member(*item) for item in stage] for stage in spec]
     console = TreeConsole([member.name for stage in stages for member in stage], sys.stdout)
 
-    async def work() -> None:
+    async def work(_supervisor: object) -> None:
         console.say("all ready")
         sys.stdout.flush()
 

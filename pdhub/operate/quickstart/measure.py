@@ -1,0 +1,91 @@
+"""Latencies measured at start: one pool alone, then both under load."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from dataclasses import dataclass
+
+from pdhub.operate.quickstart.client import Answer, Endpoint, Question, RequestFailed
+
+FAST_SHARE = 0.7
+"""The fast pool's TPOT must be at most this share of the general pool's when that one is full."""
+
+TIGHT_TPOT_MS = 60.0
+_LOAD = "Write a long story about a lighthouse keeper who collects the names of passing ships."
+_COPY = "Repeat this list three times: red green blue, red green blue, red green blue, red green blue."
+_RUN_ON = {"ignore_eos": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """TTFT and TPOT of one pool with nothing else running, in milliseconds."""
+
+    pool: str
+    ttft_ms: float
+    tpot_ms: float
+
+    def overrides(self) -> list[str]:
+        """The words that give it to the router's latency model."""
+        where = f"pools.{self.pool}.latency"
+        return [f"{where}.ttft_ms={self.ttft_ms:.1f}", f"{where}.tpot_ms={self.tpot_ms:.2f}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """TPOT of both pools while the general one serves four requests, in milliseconds."""
+
+    fast_ms: float
+    general_ms: float
+
+    @property
+    def share(self) -> float:
+        return self.fast_ms / self.general_ms
+
+    @property
+    def ok(self) -> bool:
+        return self.share <= FAST_SHARE
+
+    def sentence(self) -> str:
+        figures = f"TPOT with 4 general requests running: fast {self.fast_ms:.0f} ms, general {self.general_ms:.0f} ms"
+        verdict = f"fast takes {self.share:.2f} × general"
+        if self.ok:
+            return f"{figures} ({verdict})"
+        return f"{figures}: {verdict}, more than {FAST_SHARE}. The machine is too busy for a clear contrast."
+
+
+def _tpot(answer: Answer) -> float:
+    if answer.tpot_ms is None:
+        raise RequestFailed("a measuring request gave a single token; there is no TPOT to measure")
+    return answer.tpot_ms
+
+
+async def seeds(endpoint: Endpoint) -> list[Seed]:
+    """One short request a pool, one after the other. The very first also warms everything up and is not counted."""
+    await endpoint.ask(Question(_LOAD, max_tokens=2, extra=_RUN_ON))
+    found = []
+    for tpot_ms in (TIGHT_TPOT_MS, None):
+        answer = await endpoint.ask(Question(_LOAD, tpot_ms=tpot_ms, max_tokens=12, extra=_RUN_ON))
+        found.append(Seed(str(answer.record["pool"]), answer.ttft_ms or 0.0, _tpot(answer)))
+    return found
+
+
+async def contrast(endpoint: Endpoint, requests: int = 4, tokens: int = 48) -> Contrast:
+    """Fill the general pool; once all of its requests run, ask the fast one."""
+    running = [asyncio.Event() for _ in range(requests)]
+    jobs = [
+        asyncio.create_task(endpoint.ask(Question(_LOAD, max_tokens=tokens, extra=_RUN_ON), event.set))
+        for event in running
+    ]
+    try:
+        for event, job in zip(running, jobs, strict=True):
+            begun = asyncio.create_task(event.wait())
+            await asyncio.wait([begun, job], return_when=asyncio.FIRST_COMPLETED)
+            begun.cancel()
+        fast = await endpoint.ask(Question(_COPY, tpot_ms=TIGHT_TPOT_MS, max_tokens=24, extra=_RUN_ON))
+        general = await asyncio.gather(*jobs)
+    finally:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+    return Contrast(_tpot(fast), statistics.median(_tpot(answer) for answer in general))
