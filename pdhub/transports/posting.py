@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from pdhub.api import OnDone, Transfer, TransferState
+from pdhub.api import OnDone, Transfer, TransferFailed, TransferState
 
 log = logging.getLogger("pdhub.transports")
 
@@ -84,3 +84,10 @@ class Posting(Transfer):
                 log.exception("on_done raised")
         with self._changed:
             self._changed.notify_all()
+
+
+def refused(why: str, on_done: OnDone | None) -> Transfer:
+    """A transfer that failed before it began."""
+    posting = Posting(on_done)
+    posting.finish(TransferState.FAILED, TransferFailed(why))
+    return posting

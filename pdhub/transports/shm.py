@@ -23,10 +23,10 @@ from pdhub.api import (
     TransportCaps,
     WriteOp,
 )
-from pdhub.transports.posting import Posting
+from pdhub.transports.posting import Posting, refused
 from pdhub.transports.regions import Regions, is_cpu
 from pdhub.transports.shm_target import ShmTarget
-from pdhub.transports.shm_wire import NAME, make_metadata, read_metadata
+from pdhub.transports.shm_wire import NAME, TOKEN_BYTES, make_metadata, read_metadata
 from pdhub.transports.shm_writer import ShmPeer
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class ShmTransport(Transport):
         if not isinstance(peer, ShmPeer):
             raise ValueError("this peer was not connected by shm")
         self._regions.check(grant, ops, notify)
+        if len(grant.data) != TOKEN_BYTES:
+            return refused("this is no grant of shm", on_done)
         posting = Posting(on_done)
         peer.post(posting, grant, tuple(ops))
         return posting

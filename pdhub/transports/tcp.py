@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from pdhub.api import Grant, OnDone, Peer, PeerMetadata, Region, Transfer, Transport, TransportCaps, WriteOp
 from pdhub.transports.memory import Memory, WarmMemory, private_memory
-from pdhub.transports.posting import Posting
+from pdhub.transports.posting import Posting, refused
 from pdhub.transports.regions import Regions, is_cpu
 from pdhub.transports.tcp_target import TcpTarget
-from pdhub.transports.tcp_wire import NAME, make_metadata, read_metadata
+from pdhub.transports.tcp_wire import NAME, TOKEN_BYTES, make_metadata, read_metadata
 from pdhub.transports.tcp_writer import Address, TcpPeer
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class TcpTransport(Transport):
         if not isinstance(peer, TcpPeer):
             raise ValueError("this peer was not connected by tcp")
         self._regions.check(grant, ops, notify)
+        if len(grant.data) != TOKEN_BYTES:
+            return refused("this is no grant of tcp", on_done)
         posting = Posting(on_done, abort_within_s=2.0)
         peer.post(posting, grant, tuple(ops))
         return posting
