@@ -62,8 +62,12 @@ def read(path: str | FilePath) -> tuple[dict[str, Any], Origins]:
 
 def parse(text: str, name: str) -> tuple[dict[str, Any], Origins]:
     """As :func:`read`, from text; ``name`` is the file's name in messages."""
-    loader = _Loader(text)
     origins = Origins()
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:
+        hint = "remove the characters named above"
+        raise ConfigError(f"{name}: not valid YAML: {error}", hint=hint) from None
     try:
         root = loader.get_single_node()
         if root is None:
@@ -74,8 +78,6 @@ def parse(text: str, name: str) -> tuple[dict[str, Any], Origins]:
         line = f":{mark.line + 1}" if mark else ""
         hint = "check indentation, quotes and colons near this line"
         raise ConfigError(f"{name}{line}: not valid YAML: {error.problem or error.context}", hint=hint) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not valid YAML: {error}", hint="remove the characters named above") from None
     finally:
         loader.dispose()
     if not isinstance(data, dict):
@@ -103,6 +105,9 @@ class _Builder:
     def build(self, node: yaml.Node, path: Path) -> Any:
         if any(node is parent for parent in self._open):
             raise ConfigError(f"{self._at(node)}: an alias contains itself", hint="write the value out")
+        if isinstance(node, yaml.CollectionNode) and node.tag.rsplit(":", 1)[-1] not in ("map", "seq"):
+            hint = "write a plain mapping or list"
+            raise ConfigError(f"{self._at(node)}: not valid YAML here: the tag {node.tag}", hint=hint)
         self._origins.set(path, self._at(node) if path else self._name)
         self._open.append(node)
         try:
