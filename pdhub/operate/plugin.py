@@ -20,7 +20,7 @@ def pdhub_register_launchers() -> Iterable[LauncherSpec]:
     return [
         LauncherSpec(
             name="local",
-            summary="child processes on this machine, each behind a guard that leaves no orphan",
+            summary="Child processes on this machine, each behind a guard that leaves no orphan.",
             config=LocalConfig,
             stability=Stability.BETA,
             factory=_local,

@@ -12,6 +12,8 @@ from pdhub.config.models import NodeConfig
 from pdhub.operate.member import Member
 
 ROUTER = "router"
+_AFTER_DRAIN_S = 5.0
+"""A drained node still closes its engine and its regions."""
 
 
 def reachable(host: str, port: int, scheme: str = "http") -> str:
@@ -74,7 +76,7 @@ def stages(plan: Plan, overrides: Sequence[str] = ()) -> tuple[list[Member], lis
         if process is None:
             argv = (sys.executable, "-m", "pdhub", "node", str(plan.path), node.name, *words)
             process = Process(argv=argv, ready_url=f"{spec.url}/health")
-        nodes.append(Member(node.name, process))
+        nodes.append(Member(node.name, process, stop_within_s=node.drain_s + _AFTER_DRAIN_S))
     router = Process(
         argv=(sys.executable, "-m", "pdhub", "router", str(plan.path), *words),
         ready_url=f"{router_url(plan)}/ready",

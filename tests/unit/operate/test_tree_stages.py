@@ -58,6 +58,11 @@ def test_commands_carry_the_overrides() -> None:
     assert routers[0].process.ready_url == "http://127.0.0.1:8000/ready"
 
 
+def test_a_node_gets_the_time_that_it_may_drain() -> None:
+    nodes, _ = stages(plan())
+    assert nodes[0].stop_within_s > 30.0  # the default of drain_s
+
+
 def test_an_engine_may_bring_its_own_process_or_leave_it_to_the_host() -> None:
     nodes, _ = stages(plan())
     assert nodes[1].process.argv == ("serve", "m", "http://127.0.0.1:8002")
