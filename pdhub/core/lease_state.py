@@ -51,7 +51,7 @@ class Terms:
     """What was agreed at the claim.
 
     Args:
-        capacity_tokens: tokens that the landing holds.
+        capacity_tokens: prompt tokens that were asked for and promised.
         prompt_limit: most prompt tokens that leave room for the output in the node's context.
         writers: shards, each written by one writer.
     """
