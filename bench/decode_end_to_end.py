@@ -64,9 +64,8 @@ def configuration(model: str, threads: int) -> dict[str, Any]:
 
 def through_pdhub(url: str, tokens: int) -> float:
     """Tokens a second of one streamed request."""
-    body = {
-        "model": "bench", "prompt": PROMPT, "max_tokens": tokens, "min_tokens": tokens, "temperature": 0, "stream": True,
-    }  # fmt: skip
+    body: dict[str, Any] = {"model": "bench", "prompt": PROMPT, "temperature": 0, "stream": True}
+    body |= {"max_tokens": tokens, "min_tokens": tokens}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
