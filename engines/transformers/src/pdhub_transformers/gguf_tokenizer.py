@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pdhub.api import ConfigError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from pdhub.api import ConfigError
 
 CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 

@@ -1,0 +1,70 @@
+"""Linear layers whose rows do not depend on how many rows there are.
+
+A matrix product of one row and of eight rows uses different kernels and rounds differently, so a token could
+depend on who else is being served. Here several rows are a *batch of one-row products* instead: each row goes
+through the kernel that a lone row would, while all of them share one pass over the weights.
+
+That the two are equal bit for bit is a property of the BLAS library, not of the standard: :func:`make_exact`
+checks it for every weight shape on the machine at hand, and where it does not hold rows run one after another.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor, nn
+
+_log = logging.getLogger("pdhub.transformers")
+
+
+class RowLinear(nn.Linear):
+    """``nn.Linear`` for ``[rows, 1, features]``; anything else takes the usual way."""
+
+    batched: bool
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.shape[0]
+        if rows == 1 or input.dim() != 3 or input.shape[1] != 1:
+            return nn.functional.linear(input, self.weight, self.bias)
+        if self.batched:
+            return _batched(input, self.weight, self.bias)
+        return torch.cat([nn.functional.linear(row, self.weight, self.bias) for row in input.split(1)])
+
+
+def _batched(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    matrix = weight.t().unsqueeze(0).expand(input.shape[0], -1, -1)
+    return torch.bmm(input, matrix) if bias is None else torch.baddbmm(bias, input, matrix)
+
+
+def _holds(layer: nn.Linear, rows: int) -> bool:
+    """Whether the batched product equals the single ones for random input of ``rows`` rows."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (rows, 1, layer.in_features)
+    value = torch.randn(shape, generator=generator).to(layer.weight.device, layer.weight.dtype)
+    single = torch.cat([nn.functional.linear(row, layer.weight, layer.bias) for row in value.split(1)])
+    return torch.equal(_batched(value, layer.weight, layer.bias), single)
+
+
+@torch.inference_mode()
+def make_exact(model: nn.Module, max_rows: int) -> bool:
+    """Give every linear layer of ``model`` row-exact batches of up to ``max_rows`` rows, in place.
+
+    Returns True if all weight shapes may run batched here, False if some run row by row.
+    """
+    known: dict[tuple[int, int, bool], bool] = {}
+    for layer in model.modules():
+        if type(layer) is not nn.Linear:
+            continue
+        shape = (layer.in_features, layer.out_features, layer.bias is not None)
+        if shape not in known:
+            known[shape] = all(_holds(layer, rows) for rows in _probes(max_rows))
+            if not known[shape]:
+                _log.info("weights %sx%s: rows run one after another, batches round differently here", *shape[:2])
+        layer.__class__ = RowLinear
+        layer.batched = known[shape]
+    return all(known.values())
+
+
+def _probes(max_rows: int) -> list[int]:
+    return sorted({rows for rows in (2, 3, 4, 5, 8, 16, max_rows) if 2 <= rows <= max_rows})

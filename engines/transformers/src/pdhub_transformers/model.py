@@ -1,0 +1,190 @@
+"""Loading a model, and its one forward pass over rows."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdhub.api import ConfigError, EngineContext, KVLayout, model_identity
+from pdhub_transformers.attention import NAME, Feed, RowCache
+from pdhub_transformers.config import TransformersConfig
+from pdhub_transformers.exact import make_exact
+from pdhub_transformers.rows import Geometry, Row
+from pdhub_transformers.source import model_directory
+
+DEFAULT_CONTEXT = 8192
+"""Most tokens a request may have unless the configuration says more: a row is reserved for each landing."""
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_UNSTABLE_ROPE = ("dynamic", "longrope")  # their angles depend on the longest request of a batch
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model that computes over :class:`Row` storage.
+
+    Args:
+        model: the Transformers model, in evaluation mode.
+        geometry, layout: of its KV cache.
+        max_context: tokens of prompt plus output.
+        vocabulary: number of token ids.
+        eos_token_ids: ids that end a sequence, from the generation config or the config.
+        sampling_defaults: from the generation config.
+    """
+
+    model: torch.nn.Module
+    directory: Path
+    geometry: Geometry
+    layout: KVLayout
+    max_context: int
+    vocabulary: int
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, float | int]
+    forward: Callable[..., Any]
+
+    def decode(self, feeds: Sequence[Feed]) -> Tensor:
+        """One step: logits ``[tokens, vocabulary]`` for every fed token, in order."""
+        ids = [token for feed in feeds for token in feed.tokens]
+        positions = [feed.start + i for feed in feeds for i in range(len(feed.tokens))]
+        both = torch.tensor([ids, positions], device=self.geometry.device).unsqueeze(-1)
+        return self.forward(both[0], both[1], RowCache(feeds))[:, -1]
+
+    def chunk(self, feed: Feed) -> Tensor:
+        """One prefill chunk: logits ``[vocabulary]`` of its last token."""
+        ids = torch.tensor([feed.tokens], device=self.geometry.device)
+        positions = torch.arange(feed.start, feed.start + len(feed.tokens), device=self.geometry.device)
+        return self.forward(ids, positions.unsqueeze(0), RowCache([feed], chunk=True))[0, -1]
+
+
+def load_model(config: TransformersConfig, context: EngineContext, *, exact_rows: int = 0) -> LoadedModel:
+    """Load the model that the node names. Takes seconds; call it from a thread.
+
+    Args:
+        exact_rows: most rows of a decode step if they must not influence each other; 0 = do not care.
+
+    Raises ConfigError if there is no such model or it has no plain attention cache.
+    """
+    import transformers
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
+
+    if threads := context.threads or config.threads:
+        torch.set_num_threads(threads)
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device {config.device!r} is not available", where="engine.config.device")
+    directory = model_directory(context.model_path, config.cache_dir)
+    raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    dtype = getattr(torch, config.dtype)
+    name = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+    hf_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **{name: dtype})
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot load the model at {directory}: {error}", where="model.path") from error
+    model = model.eval().requires_grad_(False).to(config.device)
+    _check_attention(model.config, directory)
+
+    limit = int(model.config.max_position_embeddings)
+    if config.max_context is not None and config.max_context > limit:
+        raise ConfigError(
+            f"max_context {config.max_context} is more than the model's {limit}", where="engine.config.max_context"
+        )
+    heads = model.config.num_attention_heads
+    geometry = Geometry(
+        layers=model.config.num_hidden_layers,
+        heads=getattr(model.config, "num_key_value_heads", None) or heads,
+        dim=getattr(model.config, "head_dim", None) or model.config.hidden_size // heads,
+        dtype=dtype,
+        device=torch.device(config.device),
+        block_tokens=config.block_tokens,
+    )
+    loaded = LoadedModel(
+        model=model,
+        directory=directory,
+        geometry=geometry,
+        layout=geometry.layout(model_identity(raw)),
+        max_context=config.max_context or min(limit, DEFAULT_CONTEXT),
+        vocabulary=int(model.config.vocab_size),
+        eos_token_ids=_eos(model),
+        sampling_defaults=_defaults(directory),
+        forward=_forward(model),
+    )
+    _prepare(loaded, exact_rows)
+    return loaded
+
+
+def _check_attention(config: Any, directory: Path) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    problem = None
+    if kinds - {"full_attention"} or (window and not kinds):
+        problem = "sliding-window or other layers without a plain attention cache"
+    elif not hasattr(config, "num_attention_heads") or not hasattr(config, "max_position_embeddings"):
+        problem = "an architecture without plain attention layers"
+    elif rope.get("rope_type", rope.get("type")) in _UNSTABLE_ROPE:
+        problem = "rotary scaling that changes with the length of a batch"
+    if problem:
+        raise ConfigError(f"the model at {directory} has {problem}, which this engine cannot serve", where="model.path")
+
+
+def _forward(model: Any) -> Callable[..., Any]:
+    """The model's logits over ids, positions and a cache. The argument's name changed between releases."""
+    parameters = inspect.signature(model.forward).parameters
+    name = "cache" if "cache" in parameters else "past_key_values"
+    keep = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+
+    def forward(ids: Tensor, positions: Tensor, cache: RowCache) -> Tensor:
+        out = model(input_ids=ids, position_ids=positions, use_cache=True, **{name: cache}, **keep)
+        return out.logits.float()
+
+    return forward
+
+
+@torch.inference_mode()
+def _prepare(loaded: LoadedModel, exact_rows: int) -> None:
+    """Switch the model to rows and prove, on a few tokens, that it still computes what it did."""
+    model, size = loaded.model, min(6, loaded.max_context)
+    ids = [i % loaded.vocabulary for i in range(3, 3 + size)]
+    want = model(input_ids=torch.tensor([ids], device=loaded.geometry.device), use_cache=False).logits[0, -1].float()
+    model.config._attn_implementation = NAME
+    if exact_rows > 1:
+        make_exact(model, exact_rows)
+    row = Row(loaded.geometry, size)
+    try:
+        if size > 1:
+            loaded.chunk(Feed(row, 0, ids[:-1]))
+        got = loaded.decode([Feed(row, size - 1, ids[-1:])])[0]
+    except (TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(
+            f"{type(model).__name__} has no plain attention cache: {error}", where="model.path"
+        ) from error
+    tolerance = 1e-3 if loaded.geometry.dtype is torch.float32 else 0.1
+    if not torch.allclose(got, want, rtol=tolerance, atol=tolerance * float(want.abs().max())):
+        raise ConfigError(
+            f"{type(model).__name__} computes something else than plain attention over its cache", where="model.path"
+        )
+
+
+def _eos(model: Any) -> tuple[int, ...]:
+    value = getattr(model.generation_config, "eos_token_id", None)
+    if value is None:
+        value = getattr(model.config, "eos_token_id", None)
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+
+
+def _defaults(directory: Path) -> dict[str, float | int]:
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return {}
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return {k: document[k] for k in _SAMPLING if isinstance(document.get(k), (int, float))}

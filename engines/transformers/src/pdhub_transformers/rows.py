@@ -1,0 +1,79 @@
+"""KV storage of one request, and the two permutations between it and a landing's blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pdhub.api import GroupKind, KVGroup, KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Shape of a model's KV cache."""
+
+    layers: int
+    heads: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+    block_tokens: int
+
+    @property
+    def token_bytes(self) -> int:
+        return self.layers * 2 * self.heads * self.dim * self.dtype.itemsize
+
+    def rounded(self, tokens: int) -> int:
+        """Tokens, rounded up to whole blocks."""
+        return -(-tokens // self.block_tokens) * self.block_tokens
+
+    def layout(self, model: str) -> KVLayout:
+        """The landing layout: one full-attention group, block-major."""
+        group = KVGroup(
+            name="kv",
+            kind=GroupKind.FULL,
+            layers=tuple(range(self.layers)),
+            block_tokens=self.block_tokens,
+            block_bytes=2 * self.heads * self.block_tokens * self.dim * self.dtype.itemsize,
+            axes=("kv:2", f"head:{self.heads}", f"token:{self.block_tokens}", f"dim:{self.dim}"),
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
+        return KVLayout(model=model, version=1, shards=1, groups=(group,))
+
+
+class Row:
+    """Keys and values of one request: ``[layer, kv, 1, head, token, dim]``, whole blocks long.
+
+    The memory is not cleared: a reader never looks beyond the tokens that were written for this request.
+    """
+
+    def __init__(self, geometry: Geometry, tokens: int) -> None:
+        self.geometry = geometry
+        self.tokens = geometry.rounded(tokens)
+        shape = (geometry.layers, 2, 1, geometry.heads, self.tokens, geometry.dim)
+        self.kv = torch.empty(shape, dtype=geometry.dtype, device=geometry.device)
+
+    def _blocks(self, start: int, count: int) -> Tensor:
+        """View ``[block, layer, kv, head, token, dim]``: the order of a block-major landing."""
+        g = self.geometry
+        part = self.kv[:, :, 0, :, start : start + count * g.block_tokens]
+        return part.view(g.layers, 2, g.heads, count, g.block_tokens, g.dim).permute(3, 0, 1, 2, 4, 5)
+
+    def load(self, view: memoryview, tokens: int) -> None:
+        """Copy the first ``tokens`` tokens out of a landing's bytes."""
+        blocks = self._blocks(0, -(-tokens // self.geometry.block_tokens))
+        blocks.copy_(_flat(view, blocks))
+
+    def store(self, view: memoryview, start: int, stop: int) -> None:
+        """Copy the blocks of tokens ``start`` (on a block border) to ``stop`` to the front of ``view``; the rest of
+        the last block becomes zero."""
+        count = -(-(stop - start) // self.geometry.block_tokens)
+        self.kv[..., stop : start + count * self.geometry.block_tokens, :] = 0
+        blocks = self._blocks(start, count)
+        _flat(view, blocks).copy_(blocks)
+
+
+def _flat(view: memoryview, like: Tensor) -> Tensor:
+    return torch.frombuffer(view, dtype=like.dtype, count=like.numel()).view(like.shape)

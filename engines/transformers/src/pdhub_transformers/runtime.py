@@ -1,0 +1,222 @@
+"""The decode engine that ``pdhub node`` hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from pdhub.api import (
+    AdmissionRejected,
+    Capabilities,
+    ClaimRequest,
+    DecodeEngine,
+    DecodeRequest,
+    EngineContext,
+    EngineFailed,
+    EngineInfo,
+    EngineLoad,
+    Feature,
+    Finished,
+    Handoff,
+    InvalidRequest,
+    Landing,
+    LayoutMismatch,
+    TokenChunk,
+    TransferFailed,
+)
+from pdhub_transformers.config import TransformersConfig
+from pdhub_transformers.model import LoadedModel, load_model
+from pdhub_transformers.rows import Row
+from pdhub_transformers.sampling import GREEDY_BELOW, MAX_LOGPROBS, Sampler, validate
+from pdhub_transformers.speculation import PromptLookup
+from pdhub_transformers.stream import Stream
+from pdhub_transformers.worker import DecodeWorker
+
+FEATURES = frozenset(
+    {
+        Feature.SAMPLING,
+        Feature.TOP_K,
+        Feature.MIN_P,
+        Feature.PRESENCE_PENALTY,
+        Feature.FREQUENCY_PENALTY,
+        Feature.REPETITION_PENALTY,
+        Feature.SEED,
+        Feature.LOGIT_BIAS,
+        Feature.LOGPROBS,
+        Feature.IGNORE_EOS,
+        Feature.MIN_TOKENS,
+        Feature.STOP_TOKEN_IDS,
+    }
+)
+
+CANCEL_WITHIN_S = 2.0
+"""A stream ends between two steps; a step of a model that is worth serving takes far less."""
+
+
+@dataclass(slots=True)
+class _Claim:
+    """What stands behind a landing."""
+
+    row: Row
+    prompt_tokens: int | None = None
+
+
+class TransformersEngine(DecodeEngine):
+    """Several slots with continuous batching; KV arrives in a landing and is copied into the request's row once."""
+
+    def __init__(self, config: TransformersConfig, context: EngineContext) -> None:
+        self._config = config
+        self._context = context
+        self._model: LoadedModel | None = None
+        self._worker: DecodeWorker | None = None
+        self._rows: list[Row] = []
+        self._claims: dict[str, _Claim] = {}
+        self._streams: dict[str, Stream] = {}
+        self._claimed = 0
+        self._landings = context.landings or config.slots + 1
+        self._closed = False
+
+    async def start(self) -> EngineInfo:
+        config = self._config
+        exact = config.batching == "exact" or (config.batching == "auto" and config.device == "cpu")
+        width = config.slots * (config.speculation_tokens + 1 if config.speculation != "none" else 1)
+        model = await asyncio.to_thread(load_model, config, self._context, exact_rows=width if exact else 0)
+        self._model = model
+        self._rows = [Row(model.geometry, model.max_context) for _ in range(self._landings)]
+        self._worker = DecodeWorker(model, config.slots, asyncio.get_running_loop(), self._context.name)
+        capabilities = Capabilities(
+            features=FEATURES,
+            max_context=model.max_context,
+            max_logprobs=MAX_LOGPROBS,
+            slots=config.slots,
+            cancel_within_s=CANCEL_WITHIN_S,
+        )
+        return EngineInfo(capabilities, (model.layout,), model.layout.model)
+
+    def claim(self, request: ClaimRequest) -> Landing:
+        model, _ = self._running()
+        if request.layout.fingerprint != model.layout.fingerprint:
+            raise LayoutMismatch("this node takes another KV layout")
+        if request.tokens < 1 or max(request.tokens, request.max_total_tokens) > model.max_context:
+            raise InvalidRequest(
+                f"This model's maximum context length is {model.max_context} tokens.", code="context_length_exceeded"
+            )
+        if not self._rows:
+            raise AdmissionRejected("every landing is taken")
+        tokens = model.geometry.rounded(request.tokens)
+        try:
+            region = self._context.transport.allocate(model.layout.landing_bytes(tokens), "cpu")
+        except MemoryError as error:
+            raise AdmissionRejected("no memory for another landing") from error
+        self._claimed += 1
+        landing = Landing(f"{self._context.name}-{self._claimed}", tokens, model.layout, (region,))
+        self._claims[landing.id] = _Claim(self._rows.pop())
+        return landing
+
+    async def inject(self, landing: Landing, handoff: Handoff) -> None:
+        claim = self._claim_of(landing)
+        view = landing.regions[0].view
+        if view is None or not 1 <= handoff.prompt_tokens <= landing.tokens:
+            raise TransferFailed(f"the landing does not hold {handoff.prompt_tokens} tokens")
+        await asyncio.to_thread(claim.row.load, view, handoff.prompt_tokens)
+        claim.prompt_tokens = handoff.prompt_tokens
+
+    async def decode(self, landing: Landing, request: DecodeRequest) -> AsyncIterator[TokenChunk | Finished]:
+        _, worker = self._running()
+        stream = self._open(self._claim_of(landing), request)
+        self._streams[request.transfer_id] = stream
+        try:
+            items = stream.first()
+            stream.outbox.put(items)
+            if not stream.outbox.ended.is_set():
+                worker.submit(stream)
+            while True:
+                item = await stream.outbox.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if isinstance(item, Finished):
+                    return
+        finally:
+            # the worker may still be writing into the row: the stream has ended when it says so
+            if not stream.outbox.ended.is_set():
+                worker.cancel(stream)
+                await stream.outbox.ended.wait()
+            del self._streams[request.transfer_id]
+
+    def cancel(self, transfer_id: str) -> None:
+        stream = self._streams.get(transfer_id)
+        if stream is not None and self._worker is not None:
+            self._worker.cancel(stream)
+
+    def release(self, landing: Landing) -> None:
+        claim = self._claims.pop(landing.id, None)
+        if claim is None:
+            return
+        for region in landing.regions:
+            self._context.transport.unregister(region.id)
+        if not self._closed:
+            self._rows.append(claim.row)
+
+    def load(self) -> EngineLoad:
+        if self._model is None or self._worker is None:
+            return EngineLoad()
+        running, waiting, remaining = self._worker.load()
+        held = sum(claim.prompt_tokens or 0 for claim in self._claims.values())
+        capacity = self._landings * self._model.max_context
+        return EngineLoad(running, waiting, held / capacity, remaining)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.close)
+        self._rows.clear()
+        self._model = None
+
+    def _running(self) -> tuple[LoadedModel, DecodeWorker]:
+        if self._model is None or self._worker is None:
+            raise EngineFailed("the engine is not running")
+        return self._model, self._worker
+
+    def _claim_of(self, landing: Landing) -> _Claim:
+        claim = self._claims.get(landing.id)
+        if claim is None:
+            raise EngineFailed("the landing was released")
+        return claim
+
+    def _open(self, claim: _Claim, request: DecodeRequest) -> Stream:
+        """The stream of a valid request. Raises InvalidRequest."""
+        model, _ = self._running()
+        prompt = request.prompt_token_ids
+        if claim.prompt_tokens != len(prompt):
+            raise TransferFailed(f"KV of {claim.prompt_tokens} tokens was injected for a prompt of {len(prompt)}")
+        if request.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+        if not all(0 <= token < model.vocabulary for token in (*request.stop_token_ids, request.first_token)):
+            raise InvalidRequest("a token id is outside the vocabulary", param="stop_token_ids")
+        validate(request.sampling, model.vocabulary, request.logprobs)
+        sampling = request.sampling
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(63))
+        stop_ids = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else set(model.eos_token_ids))
+        sampler = Sampler(
+            sampling,
+            model.vocabulary,
+            prompt,
+            masked=tuple(stop_ids),
+            min_tokens=request.min_tokens,
+            logprobs=request.logprobs,
+        )
+        lookup = None
+        if self._config.speculation == "prompt_lookup" and sampling.temperature < GREEDY_BELOW:
+            lookup = PromptLookup(
+                (*prompt, request.first_token),
+                ngram_max=self._config.speculation_ngram_max,
+                ngram_min=self._config.speculation_ngram_min,
+                limit=self._config.speculation_tokens,
+            )
+        return Stream(request, claim.row, sampler, stop_ids=stop_ids, max_context=model.max_context, lookup=lookup)
