@@ -157,7 +157,10 @@ class EngineClient(ABC):
 
     @abstractmethod
     def capabilities(self, info: Mapping[str, Any]) -> Capabilities:
-        """Capabilities from the last probe's answer. Called when it changes."""
+        """Capabilities from the last probe's answer. Called when it changes.
+
+        Raises EngineFailed if the answer says that the node cannot serve (yet).
+        """
 
     def accepts(self, info: Mapping[str, Any]) -> frozenset[str]:
         """Fingerprints of KV layouts that the node takes; empty = the host compares nothing."""
