@@ -1,0 +1,1 @@
+"""Routing policies that come with the host, written as plugins."""

@@ -1,0 +1,1 @@
+"""The OpenAI-facing process: admits, chooses, relays."""

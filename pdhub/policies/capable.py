@@ -1,0 +1,51 @@
+"""Which nodes can take a request at all: shared by every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pdhub.api.policy import Candidate, Health, NodeView, PoolView, Reason
+from pdhub.api.request import Feature, RequestView
+
+USABLE = frozenset({Health.READY, Health.HALF_OPEN})
+
+
+def gap(request: RequestView, pool: PoolView) -> tuple[str, str] | None:
+    """The first thing that the pool cannot do for the request, as (filter, why); None if it can do all."""
+    if pool.role != "decode":
+        return "role", "not a decode pool"
+    if request.model not in pool.models:
+        return "model", f"does not serve {request.model}"
+    missing = request.features - pool.capabilities.features
+    if missing:
+        return "capability", "cannot do " + ", ".join(sorted(missing))
+    if Feature.LOGPROBS in request.features and (request.logprobs or 0) > pool.capabilities.max_logprobs:
+        return "capability", f"gives at most {pool.capabilities.max_logprobs} log probabilities a token"
+    needed = request.prompt_tokens + (request.max_tokens or 1)
+    if needed > pool.capabilities.max_context:
+        return "context", f"has a context of {pool.capabilities.max_context} tokens, not {needed}"
+    return None
+
+
+def sift(
+    request: RequestView, pools: Iterable[PoolView]
+) -> tuple[list[tuple[PoolView, NodeView]], list[Candidate], Reason]:
+    """Split all nodes into those that can take the request and the dropped ones.
+
+    Returns:
+        The kept nodes, the dropped ones with their reasons, and why there is nobody if nothing was kept.
+    """
+    kept: list[tuple[PoolView, NodeView]] = []
+    dropped: list[Candidate] = []
+    capable = False
+    for pool in pools:
+        lack = gap(request, pool)
+        capable = capable or lack is None
+        for node in pool.nodes:
+            if lack is not None:
+                dropped.append(Candidate(pool.name, node.name, dropped_by=lack[0], why=lack[1]))
+            elif node.health not in USABLE:
+                dropped.append(Candidate(pool.name, node.name, dropped_by="health", why=f"is {node.health}"))
+            else:
+                kept.append((pool, node))
+    return kept, dropped, Reason.NO_HEALTHY_NODE if capable else Reason.NO_CAPABLE_POOL

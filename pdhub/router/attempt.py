@@ -1,0 +1,220 @@
+"""One attempt of one request: claim, prefill, decode. Whatever happens, both legs end and nothing stays claimed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+from pdhub.api.client import Call, Leg, LegOrder, Reply
+from pdhub.api.errors import (
+    AdmissionRejected,
+    InvalidRequest,
+    LayoutMismatch,
+    LeaseExpired,
+    RequestCancelled,
+    TransferFailed,
+)
+from pdhub.api.request import RequestView, Sampling
+from pdhub.router.answers import Answerer
+from pdhub.router.context import Context
+from pdhub.router.endpoint import Endpoint
+from pdhub.router.errors import LandingTooSmall
+from pdhub.router.fleet import Pool, prefill_info
+from pdhub.router.flight import Flight, new_id
+from pdhub.router.openai import ClientRequest
+from pdhub.router.result import read_result
+from pdhub.router.sampling import with_seed
+from pdhub.router.sink import Sink
+
+_NEUTRAL = (
+    InvalidRequest,
+    AdmissionRejected,
+    RequestCancelled,
+    LayoutMismatch,
+    LandingTooSmall,
+    asyncio.CancelledError,
+)
+_PAIR = (TransferFailed, LeaseExpired)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where an attempt goes. ``prefill`` is None for engines that prefill themselves."""
+
+    pool: Pool
+    node: Endpoint
+    prefill: Endpoint | None
+
+
+class Attempt:
+    """Args:
+    context: what all requests share. view: the policy's view. sampling: resolved for both legs.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        choice: Choice,
+        request: ClientRequest,
+        view: RequestView,
+        sampling: Sampling,
+        flight: Flight,
+    ) -> None:
+        self._context = context
+        self._choice = choice
+        self._request = request
+        self._flight = flight
+        self._claim: asyncio.Task[dict[str, object]] | None = None
+        self._held = False
+        self._at = choice.node
+        self._headers = {"x-request-id": flight.id, **flight.trace}
+        prefill = choice.prefill
+        capabilities = choice.pool.client.capabilities(choice.node.info)
+        features = capabilities.features
+        if prefill is not None and (told := prefill_info(prefill).capabilities) is not None:
+            features &= told.features
+        room = capabilities.max_context
+        prompt = max(1, min(request.prompt_high, room - (request.max_tokens or 1)))
+        self._leg = Leg(
+            transfer_id=new_id(),
+            request_id=flight.id,
+            request=dataclasses.replace(view, prompt_tokens=prompt),
+            body=request.body,
+            sampling=with_seed(sampling, features),
+            decode=choice.node.target(),
+            prefill=prefill.target() if prefill else None,
+            max_total_tokens=min(room, prompt + (request.max_tokens or room)),
+            budget_s=context.plan.config.handoff.deadline_s,
+        )
+
+    @property
+    def at(self) -> Endpoint:
+        """Whose turn it was: after an error, the endpoint that it came from."""
+        return self._at
+
+    async def run(self, sink: Sink) -> None:
+        """All legs, until the client has its answer. Raises a RequestError; ``sink.started`` says how far it came."""
+        node, prefill, fleet = self._choice.node, self._choice.prefill, self._context.fleet
+        node.in_flight += 1
+        fleet.changed()
+        ended = False
+        try:
+            await self._hand_over()
+            ended = await self._decode(sink)
+            node.breaker.success()
+            if prefill is not None:
+                fleet.pair(prefill.name, node.name).success()
+        except BaseException as error:
+            self._blame(error)
+            raise
+        finally:
+            node.in_flight -= 1
+            fleet.changed()
+            if not ended:
+                self._drop()
+
+    async def _hand_over(self) -> None:
+        """Claim and prefill; once more with the exact size if the prompt was longer than estimated."""
+        try:
+            await self._take_landing()
+            await self._prefill()
+        except LandingTooSmall as error:
+            self._context.metrics.reclaims.inc()
+            if (dropped := self._drop()) is not None:
+                await dropped
+            request = dataclasses.replace(self._leg.request, prompt_tokens=error.need)
+            self._leg = dataclasses.replace(self._leg, transfer_id=new_id(), request=request, claim=None)
+            await self._take_landing()
+            await self._prefill()
+
+    async def _take_landing(self) -> None:
+        call = self._choice.pool.client.claim(self._leg)
+        if call is None:
+            return
+        node = self._choice.node
+        self._held = True
+        # Never broken off: a claim that was sent may be granted, and only its answer says so.
+        self._claim = asyncio.ensure_future(self._context.caller.document(node, call, headers=self._headers))
+        try:
+            claim = await asyncio.shield(self._claim)
+        except (AdmissionRejected, InvalidRequest, LayoutMismatch):
+            self._held = False
+            raise
+        self._leg = dataclasses.replace(self._leg, claim=claim)
+
+    async def _prefill(self) -> None:
+        instance, client = self._choice.prefill, self._choice.pool.client
+        if instance is None or client.order is LegOrder.DECODE_ONLY:
+            return
+        call = client.prefill(self._leg)
+        if call is None:
+            return
+        instance.in_flight += 1
+        self._at = instance
+        try:
+            body = await self._context.caller.document(instance, call, self._request, self._headers)
+            result = read_result(body)
+            instance.breaker.success()
+        finally:
+            instance.in_flight -= 1
+        self._at = self._choice.node
+        self._flight.prompt_tokens = len(result.prompt_token_ids)
+        self._leg = dataclasses.replace(self._leg, result=result)
+
+    async def _decode(self, sink: Sink) -> bool:
+        pool, node, context = self._choice.pool, self._choice.node, self._context
+        call = pool.client.decode(self._leg)
+        wait_s = context.plan.config.router.first_byte_timeout_s
+        if self._held:
+            wait_s = self._leg.budget_s + context.plan.config.router.idle_timeout_s
+        reply = await context.caller.open(node, call, self._request, self._headers, wait_s)
+        answer = Answerer(
+            context.caller, node, self._request, self._flight, sink, context.shown(self._flight), context.clock, wait_s
+        )
+        async with reply:
+            if call.reply is not Reply.TOKENS:
+                await answer.relay(reply, str(call.set.get("model") or self._request.model))
+                return True
+            assert context.text is not None, "loaded at start because a pool speaks tokens"
+            eos = prefill_info(self._choice.prefill).eos_token_ids if self._choice.prefill else frozenset()
+            return await answer.tokens(reply, self._leg, pool.client.frames(), context.text, eos)
+
+    def _blame(self, error: BaseException) -> None:
+        """Tell the breakers. A client's mistake, a busy engine and a client that left say nothing about health."""
+        now = self._context.clock()
+        node, prefill = self._choice.node, self._choice.prefill
+        at = self._at
+        pair = self._context.fleet.pair(prefill.name, node.name) if prefill else None
+        if isinstance(error, AdmissionRejected) and not error.contended and at.hosted:
+            at.draining = True  # until a probe says otherwise
+        for endpoint in (node, prefill):
+            if endpoint is not None:
+                endpoint.breaker.neutral()
+        if pair is not None:
+            pair.neutral()
+        if isinstance(error, _NEUTRAL):
+            return
+        if at is prefill:
+            self._context.metrics.prefill_failures.labels(at.name).inc()
+        if isinstance(error, _PAIR) and pair is not None:
+            pair.failure(now)
+        else:
+            at.breaker.failure(now)
+        self._context.fleet.changed()
+
+    def _drop(self) -> asyncio.Task[None] | None:
+        """Tell the node to forget this attempt, in the background."""
+        if not self._held:
+            return None
+        self._held = False
+        leg = self._leg
+        call = self._choice.pool.client.cancel(leg)
+        if call is None:
+            return None
+        send = functools.partial(self._send_cancel, call)
+        return self._context.janitor.cancel(send, self._claim)
+
+    async def _send_cancel(self, call: Call) -> None:
+        await self._context.caller.document(self._choice.node, call, limit_s=2.0)

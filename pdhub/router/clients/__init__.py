@@ -1,0 +1,1 @@
+"""Engine clients that come with the host."""

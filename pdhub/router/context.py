@@ -1,0 +1,58 @@
+"""What all requests of one router share."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pdhub.api.policy import Policy
+from pdhub.api.request import RequestRecord
+from pdhub.config.build import Plan
+from pdhub.router.caller import Caller
+from pdhub.router.fleet import Fleet
+from pdhub.router.flight import Flight
+from pdhub.router.gate import Gate
+from pdhub.router.janitor import Janitor
+from pdhub.router.presentation import TextDecoder
+from pdhub.telemetry.observer import Observer
+from pdhub.telemetry.router import RouterMetrics
+
+KEPT_RECORDS = 256
+
+
+@dataclass(slots=True)
+class Context:
+    """Made once by the server.
+
+    Args:
+        text: None if no pool speaks tokens. observer: None if nobody observes. clock: monotonic seconds.
+        records: the last ended requests, for ``/debug/requests``.
+    """
+
+    plan: Plan
+    fleet: Fleet
+    policy: Policy
+    caller: Caller
+    gate: Gate
+    janitor: Janitor
+    metrics: RouterMetrics
+    text: TextDecoder | None
+    observer: Observer | None
+    clock: Callable[[], float]
+    rng: random.Random = field(default_factory=random.Random)
+    records: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
+
+    def shown(self, flight: Flight) -> Mapping[str, str]:
+        """The router's own response headers."""
+        out = {"x-request-id": flight.shown_id}
+        if self.plan.config.router.debug_headers:
+            known = {
+                "x-pdhub-pool": flight.pool,
+                "x-pdhub-node": flight.node,
+                "x-pdhub-prefill": flight.prefill,
+                "x-pdhub-reason": flight.reason,
+            }
+            out |= {name: value for name, value in known.items() if value}
+        return out

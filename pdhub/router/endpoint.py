@@ -1,0 +1,92 @@
+"""One configured node or prefill instance, as the router sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdhub.api.client import Target
+from pdhub.api.engine import EngineLoad
+from pdhub.api.policy import Health
+from pdhub.router.breaker import Breaker, BreakerState
+
+
+class Endpoint:
+    """Mutable state of one endpoint; keyed by name, it survives every refresh of what is known about it.
+
+    Args:
+        hosted: served by `pdhub node`, whose probes answer even while the engine computes. Silence of such an
+            endpoint on every channel means that it is gone; a foreign server may merely be busy.
+        probe_failures: probes in a row that must fail before an idle endpoint is down.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        breaker: Breaker,
+        probe_failures: int,
+        hosted: bool,
+        api_key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.url = url
+        self.api_key = api_key
+        self.hosted = hosted
+        self.labels = labels or {}
+        self.breaker = breaker
+        self.in_flight = 0
+        self.load = EngineLoad()
+        self.info: Mapping[str, Any] = {}
+        self.draining = False
+        self.problem = "has not answered yet"
+        self._config = config or {}
+        self._probe_failures = probe_failures
+        self._known = False
+        self._misses = 0
+        self._last_seen = 0.0
+
+    def target(self) -> Target:
+        """What an engine client may know of it."""
+        return Target(self.name, self.url, self.info, self._config)
+
+    def health(self, now: float) -> Health:
+        if not self._known:
+            return Health.STARTING
+        if self.draining:
+            return Health.DRAINING
+        if self._misses >= self._probe_failures:
+            return Health.DOWN
+        state = self.breaker.state(now)
+        if state is BreakerState.CLOSED:
+            return Health.READY
+        return Health.HALF_OPEN if state is BreakerState.HALF_OPEN else Health.OPEN
+
+    def usable(self, now: float) -> bool:
+        """A request may be sent there now."""
+        return self.health(now) in (Health.READY, Health.HALF_OPEN)
+
+    def answered(self, info: Mapping[str, Any], now: float) -> None:
+        """A probe was answered well."""
+        self.info = info
+        self.draining = False
+        self.problem = ""
+        self._known = True
+        self.seen(now)
+
+    def missed(self, problem: str) -> None:
+        """A probe failed."""
+        self.problem = problem
+        self._misses += 1
+
+    def seen(self, now: float) -> None:
+        """Any sign of life; bytes of an answer count as much as a probe, a busy endpoint is not a dead one."""
+        self._misses = 0
+        self._last_seen = now
+
+    def silent(self, now: float, limit_s: float) -> bool:
+        """Hosted, and nothing was heard on any channel for ``limit_s``."""
+        return self.hosted and self._misses > 0 and now - self._last_seen > limit_s

@@ -1,0 +1,112 @@
+"""What is known about one request while it runs; becomes its record when it ended."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pdhub.api.request import SLO, RequestRecord
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
+
+
+def new_id() -> str:
+    """A request's or a transfer's id: unique and unguessable."""
+    return secrets.token_hex(16)
+
+
+def safe_id(text: str) -> str:
+    """A client's request id, fit for a header and a log line; empty if nothing is left of it."""
+    return _UNSAFE.sub("", text)[:128]
+
+
+@dataclass(slots=True)
+class Flight:
+    """Times are seconds of one monotonic clock.
+
+    Args:
+        id: minted by the router, the key everywhere. client_id: what the client sent; echoed and logged only.
+        trace: W3C trace headers for both legs.
+    """
+
+    id: str
+    arrived: float
+    client_id: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    slo: SLO = SLO()
+    model: str = ""
+    pool: str | None = None
+    node: str | None = None
+    prefill: str | None = None
+    reason: str = ""
+    attempts: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_at: float | None = None
+    last_at: float | None = None
+    queued_s: float = 0.0
+    stats: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, headers: Mapping[str, str], now: float) -> Flight:
+        """From lower-cased request headers."""
+        trace = {}
+        if _TRACEPARENT.fullmatch(headers.get("traceparent", "")):
+            trace["traceparent"] = headers["traceparent"]
+            if state := headers.get("tracestate", ""):
+                trace["tracestate"] = state[:512]
+        return cls(new_id(), now, safe_id(headers.get("x-request-id", "")), trace)
+
+    @property
+    def shown_id(self) -> str:
+        """What the answer's ``x-request-id`` says."""
+        return self.client_id or self.id
+
+    def tokens(self, count: int, now: float) -> None:
+        """``count`` tokens arrived."""
+        if self.first_at is None:
+            self.first_at = now
+        self.last_at = now
+        self.completion_tokens += count
+
+    def restart(self) -> None:
+        """An attempt failed before the first byte: nothing of it counts."""
+        self.first_at = self.last_at = None
+        self.completion_tokens = 0
+        self.stats = {}
+
+    def record(self, outcome: str, error_code: str | None, now: float) -> RequestRecord:
+        """How it ended."""
+        ttft = tpot = None
+        if self.first_at is not None and self.last_at is not None:
+            ttft = (self.first_at - self.arrived) * 1000
+            if self.completion_tokens > 1:
+                tpot = (self.last_at - self.first_at) * 1000 / (self.completion_tokens - 1)
+        kv_bytes = self.stats.get("kv_bytes")
+        return RequestRecord(
+            id=self.id,
+            model=self.model,
+            pool=self.pool,
+            node=self.node,
+            prefill=self.prefill,
+            reason=self.reason,
+            outcome=outcome,
+            error_code=error_code,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            ttft_ms=ttft,
+            tpot_ms=tpot,
+            total_ms=(now - self.arrived) * 1000,
+            handoff_ms=self.stats.get("handoff_ms"),
+            kv_bytes=None if kv_bytes is None else int(kv_bytes),
+            attempts=max(1, self.attempts),
+            slo=self.slo,
+            extra={
+                "client_request_id": self.client_id,
+                "queued_ms": self.queued_s * 1000,
+                "slot_wait_ms": self.stats.get("wait_ms"),
+            },
+        )

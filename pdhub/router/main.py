@@ -1,0 +1,39 @@
+"""``pdhub router``: the router as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Sequence
+
+from pdhub.config.build import Plan, load_plan
+from pdhub.router.server import RouterServer
+
+log = logging.getLogger("pdhub.router")
+
+
+def run(config_path: str, overrides: Sequence[str] = ()) -> int:
+    """Serve until SIGTERM or SIGINT, then let open answers end. The exit status.
+
+    Raises:
+        ConfigError, PluginError: it cannot start.
+    """
+    plan = load_plan(config_path, overrides=overrides)
+    return asyncio.run(_serve(plan))
+
+
+async def _serve(plan: Plan) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = RouterServer(plan)
+    await server.start()
+    log.info("listening on %s", server.url)
+    try:
+        await stop.wait()
+        log.info("draining")
+    finally:
+        await server.close()
+    return 0

@@ -1,0 +1,70 @@
+"""Why nobody can take a request, as an error that a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdhub.api.errors import InvalidRequest, RequestError
+from pdhub.api.policy import Decision, Reason
+from pdhub.api.request import Feature
+from pdhub.core.admission import DroppedReason
+from pdhub.router.errors import no_endpoints
+from pdhub.router.fleet import Fleet
+from pdhub.router.gate import rejection
+from pdhub.router.openai import ClientRequest
+
+_MEMBERS: Mapping[Feature, tuple[str, ...]] = {
+    Feature.SAMPLING: ("temperature", "top_p"),
+    Feature.GRAMMAR: ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    Feature.TOOLS: ("tools", "functions"),
+    Feature.MULTIMODAL: ("messages", "prompt_embeds", "audio"),
+    Feature.REASONING: ("reasoning_effort", "reasoning"),
+    Feature.N: ("n", "prompt"),
+    Feature.EXTENSIONS: ("bad_words", "allowed_token_ids", "suffix", "use_beam_search", "chat_template", "vllm_xargs"),
+}
+"""Where a feature's name is not the member's."""
+
+
+def nobody(decision: Decision, request: ClientRequest, fleet: Fleet) -> RequestError:
+    """The error for a decision without nodes."""
+    if decision.reason is Reason.SHED:
+        return rejection(DroppedReason.EVICTED_PRIORITY)
+    if decision.reason is not Reason.NO_CAPABLE_POOL or not decision.candidates:
+        return no_endpoints("no node is ready")
+    dropped = {c.dropped_by for c in decision.candidates}
+    if "context" in dropped:
+        return _too_long(request, fleet)
+    why = sorted({c.why for c in decision.candidates if c.dropped_by == "capability"})
+    param = _member(request.body, fleet, request.features)
+    what = f"{param}: " if param else ""
+    return InvalidRequest(f"{what}no pool can serve this request ({'; '.join(why)})", param=param, code="unsupported")
+
+
+def _too_long(request: ClientRequest, fleet: Fleet) -> InvalidRequest:
+    widest = max(pool.capabilities.max_context for pool in fleet.pools.values())
+    limit = request.max_tokens or 1
+    message = (
+        f"This model's maximum context length is {widest} tokens. However, you requested at least "
+        f"{request.prompt_low + limit} tokens ({request.prompt_low} in the messages, {limit} in the completion). "
+        "Please reduce the length of the messages or completion."
+    )
+    return InvalidRequest(message, param="max_tokens", code="context_length_exceeded")
+
+
+def _member(body: Mapping[str, Any], fleet: Fleet, features: frozenset[Feature]) -> str | None:
+    """The body's member behind the first feature that no pool has."""
+    offered = frozenset[Feature]().union(*(pool.capabilities.features for pool in fleet.pools.values()))
+    for feature in sorted(set(Feature) - offered):
+        for member in _MEMBERS.get(feature, (feature.value,)):
+            if body.get(member) is not None and (feature in features or feature in _FROM_SAMPLING):
+                return member
+    return None
+
+
+_FROM_SAMPLING = frozenset(
+    {
+        Feature.SAMPLING, Feature.TOP_K, Feature.MIN_P, Feature.PRESENCE_PENALTY, Feature.FREQUENCY_PENALTY,
+        Feature.REPETITION_PENALTY, Feature.SEED, Feature.LOGIT_BIAS,
+    }
+)  # fmt: skip

@@ -1,0 +1,95 @@
+"""Keeps asking every endpoint whether it can serve, and what it can do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pdhub.api.client import Call, EngineClient
+from pdhub.api.errors import AdmissionRejected, PDHubError
+from pdhub.config.models import RouterConfig
+from pdhub.router.caller import Caller
+from pdhub.router.endpoint import Endpoint
+
+log = logging.getLogger("pdhub.router.probe")
+
+EAGER_S = 0.1
+"""Between probes of an endpoint that has never answered: a start is not slowed down by the interval."""
+
+HEALTH = Call("GET", "/health")
+PREFILL = Call("GET", "/prefill")
+
+
+class Prober:
+    """One task an endpoint.
+
+    Args:
+        changed: called after every probe.
+    """
+
+    def __init__(
+        self, caller: Caller, config: RouterConfig, clock: Callable[[], float], changed: Callable[[], None]
+    ) -> None:
+        self._caller = caller
+        self._config = config
+        self._clock = clock
+        self._changed = changed
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def watch(self, endpoint: Endpoint, client: EngineClient | None) -> None:
+        """Start asking. ``client`` describes the calls; None for an embedded prefill instance."""
+        self._tasks.append(asyncio.create_task(self._loop(endpoint, client), name=f"probe {endpoint.name}"))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _loop(self, endpoint: Endpoint, client: EngineClient | None) -> None:
+        while True:
+            await self._probe(endpoint, client)
+            self._changed()
+            await asyncio.sleep(self._config.probe_interval_s if endpoint.info else EAGER_S)
+
+    async def _probe(self, endpoint: Endpoint, client: EngineClient | None) -> None:
+        limit = min(self._config.probe_timeout_s, self._config.idle_timeout_s)
+        before = endpoint.problem
+        try:
+            async with asyncio.timeout(limit):
+                info = await self._ask(endpoint, client)
+            endpoint.answered(info, self._clock())
+            if before:
+                log.info("'%s' is ready", endpoint.name)
+            return
+        except AdmissionRejected as error:  # it answers, and says that it takes nothing new
+            endpoint.seen(self._clock())
+            endpoint.draining = True
+            problem = error.message
+        except TimeoutError:
+            problem = f"does not answer within {limit:g} s"
+            endpoint.missed(problem)
+        except PDHubError as error:
+            problem = error.message
+            endpoint.missed(problem)
+        except Exception as error:  # a plugin's client stumbled over an answer
+            log.exception("the probe of '%s' failed", endpoint.name)
+            problem = f"its answer cannot be read: {type(error).__name__}"
+            endpoint.missed(problem)
+        if problem != before:
+            log.warning("'%s' is not ready: %s", endpoint.name, problem)
+        endpoint.problem = problem
+
+    async def _ask(self, endpoint: Endpoint, client: EngineClient | None) -> Mapping[str, Any]:
+        if endpoint.hosted:
+            await self._caller.document(endpoint, HEALTH)
+        if client is None:
+            return await self._caller.document(endpoint, PREFILL)
+        info = await self._caller.document(endpoint, client.probe(endpoint.target()))
+        client.capabilities(info)  # raises while the node cannot serve
+        target = endpoint.target()
+        if (call := client.load(target)) is not None:
+            endpoint.load = client.parse_load(await self._caller.document(endpoint, call))
+        return info

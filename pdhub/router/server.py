@@ -1,0 +1,158 @@
+"""The router as an object: start it on a running loop, use its URL, close it. No signal handling inside."""
+
+from __future__ import annotations
+
+import time
+
+from pdhub.api.client import EngineClient, LegOrder
+from pdhub.api.errors import ConfigError
+from pdhub.config.build import Plan
+from pdhub.config.models import NodeConfig, PoolConfig, RouterConfig
+from pdhub.config.settings import secret
+from pdhub.router.app import make_app
+from pdhub.router.breaker import Breaker
+from pdhub.router.caller import Caller
+from pdhub.router.clients.node import NodeClient
+from pdhub.router.context import Context
+from pdhub.router.endpoint import Endpoint
+from pdhub.router.fleet import Fleet, Pool
+from pdhub.router.gate import Gate
+from pdhub.router.janitor import Janitor
+from pdhub.router.presentation import TextDecoder, load_text_decoder
+from pdhub.router.probe import Prober
+from pdhub.router.relay import Upstream
+from pdhub.telemetry.observer import Observer
+from pdhub.telemetry.router import RouterMetrics
+from pdhub.wire.server import HttpServer
+
+
+class RouterServer:
+    """Args:
+    plan: validated configuration. Nodes need not be up yet: they are probed until they are.
+
+    Raises:
+        ConfigError: no tokenizer though a pool speaks tokens, a missing key, an engine that cannot be routed.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._upstream = Upstream()
+        config, clock = plan.config, time.monotonic
+        fleet = Fleet(
+            [self._pool(pool) for pool in config.pools],
+            [self._endpoint(p, hosted=plan.prefill[p.name].spec.prefill is not None) for p in config.prefill],
+            pair_open_s=config.router.breaker_open_s,
+        )
+        gate = Gate(fleet.pools, config.admission.queue_limit, clock)
+        metrics = RouterMetrics(
+            lambda: [(e.name, e.in_flight, e.usable(clock())) for e in fleet.endpoints()], gate.waiting
+        )
+        caller = Caller(self._upstream, config.router, clock)
+        self.context = Context(
+            plan=plan,
+            fleet=fleet,
+            policy=plan.policy.spec.factory(plan.policy.config),  # type: ignore[arg-type]
+            caller=caller,
+            gate=gate,
+            janitor=Janitor(lambda result: metrics.cancels.labels(result).inc()),
+            metrics=metrics,
+            text=self._text(fleet),
+            observer=None,
+            clock=clock,
+        )
+        self._prober = Prober(caller, config.router, clock, self._refresh)
+        self._http = HttpServer(make_app(self.context), config.router.host, config.router.port, "the router")
+
+    @property
+    def url(self) -> str:
+        return self._http.url
+
+    async def start(self) -> None:
+        """Bind and serve. Raises ConfigError if the port is taken. ``/ready`` says when nodes are there."""
+        await self._upstream.start()
+        if self.plan.registry.has_observers:
+            self.context.observer = Observer(self.plan.registry.request_finished)
+        try:
+            await self._http.start()
+        except BaseException:
+            await self._upstream.close()
+            raise
+        fleet = self.context.fleet
+        for pool in fleet.pools.values():
+            for node in pool.nodes.values():
+                self._prober.watch(node, pool.client)
+        for prefill in fleet.prefills.values():
+            spec = self.plan.prefill[prefill.name]
+            client = (
+                None if spec.spec.prefill is not None or spec.spec.client is None else spec.spec.client(spec.config)
+            )
+            self._prober.watch(prefill, client)
+
+    async def close(self) -> None:
+        """Refuse what waits, let open answers end (a few seconds), tell nodes what was cut off. Idempotent."""
+        self.context.gate.close()
+        await self._http.stop()
+        await self._prober.close()
+        await self.context.janitor.close()
+        await self._upstream.close()
+        if self.context.observer is not None:
+            self.context.observer.close()
+
+    def _refresh(self) -> None:
+        """After a probe: capabilities, capacity and the policies' picture follow."""
+        context = self.context
+        now = context.clock()
+        for pool in context.fleet.pools.values():
+            pool.learn()
+            usable = [n for n in pool.nodes.values() if n.usable(now)]
+            context.gate.resize(pool.name, sum(_places(pool.client, n) for n in usable))
+        context.fleet.changed()
+
+    def _pool(self, pool: PoolConfig) -> Pool:
+        engine = self.plan.pools[pool.name]
+        hosted = engine.spec.client is None
+        client: EngineClient
+        if engine.spec.client is None:
+            client = NodeClient(self.plan.config.handoff.claim_ttl_s)
+        else:
+            client = engine.spec.client(engine.config)
+        if client.order is LegOrder.TOGETHER:
+            raise ConfigError(f"engine '{engine.spec.name}' wants both legs at once, which this router does not run")
+        return Pool(
+            name=pool.name,
+            client=client,
+            nodes={node.name: self._endpoint(node, hosted=hosted) for node in pool.nodes},
+            models=frozenset({self.plan.config.model.name}),
+            cost=pool.cost,
+            labels=pool.labels,
+        )
+
+    def _endpoint(self, node: NodeConfig, *, hosted: bool) -> Endpoint:
+        router: RouterConfig = self.plan.config.router
+        host = f"[{node.host}]" if ":" in node.host else node.host
+        return Endpoint(
+            node.name,
+            f"{node.scheme}://{host}:{node.port}",
+            breaker=Breaker(router.breaker_failures, router.breaker_open_s, router.first_byte_timeout_s),
+            probe_failures=router.probe_failures,
+            hosted=hosted,
+            api_key=secret(node.api_key_env),
+            labels=node.labels,
+        )
+
+    def _text(self, fleet: Fleet) -> TextDecoder | None:
+        """The detokeniser, if any pool speaks tokens: hosted engines do."""
+        if not any(n.hosted for pool in fleet.pools.values() for n in pool.nodes.values()):
+            return None
+        model = self.plan.config.model
+        path = model.tokenizer or model.path
+        if path is None:
+            hint = "set model.tokenizer to a directory that has a tokenizer.json, or to that file"
+            raise ConfigError("the router needs the model's tokenizer", where="model.tokenizer", hint=hint)
+        return load_text_decoder(path)
+
+
+def _places(client: EngineClient, node: Endpoint) -> int:
+    """Requests that a node takes at once: landings of a hosted node, else what its client declares."""
+    landings = node.info.get("landings")
+    return landings if isinstance(landings, int) else client.capabilities(node.info).slots

@@ -1,0 +1,121 @@
+"""One request's life: parse, choose, wait for a place, attempt, and again elsewhere while nothing was sent.
+
+::
+
+    1 parse      openai.py, slo.py        wrong requests end here
+    2 choose     the policy               over frozen views of all pools
+    3 admit      gate.py                  wait for a place in the chosen pool
+    4 claim  ┐
+    5 prefill│   attempt.py               both legs; whatever fails, both end
+    6 decode ┘
+    7 finish     here                     exactly one end; the outcome goes to metrics, policy and observers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from pdhub.api.errors import AdmissionRejected, RequestError
+from pdhub.router.context import Context
+from pdhub.router.errors import Overdue, code_of, event_of, reply_of, status_of
+from pdhub.router.flight import Flight
+from pdhub.router.journey import Journey
+from pdhub.router.openai import parse_request
+from pdhub.router.sink import Sink
+from pdhub.router.slo import read_slo
+
+log = logging.getLogger("pdhub.router")
+
+
+class Service:
+    """Args:
+    context: what all requests share.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def serve(self, endpoint: str, headers: Mapping[str, str], body: bytes, sink: Sink) -> None:
+        """Answer one request, with an error if need be. Raises only CancelledError: the client left.
+
+        Args:
+            headers: lower-cased names.
+        """
+        context = self._context
+        flight = Flight.begin(headers, context.clock())
+        context.metrics.open.inc()
+        outcome, code = "cancelled", None
+        try:
+            async with asyncio.timeout(context.plan.config.router.total_timeout_s):
+                await self._run(endpoint, headers, body, flight, sink)
+            outcome = "ok"
+        except asyncio.CancelledError:
+            code = "request_cancelled"
+            raise
+        except Exception as error:  # noqa: BLE001  every end of a request is an answer
+            shown = self._explain(error, flight)
+            outcome, code = outcome_of(shown), code_of(shown)
+            await self._fail(shown, flight, sink)
+        finally:
+            context.metrics.open.dec()
+            self._finish(flight, outcome, code)
+
+    async def refuse(self, headers: Mapping[str, str], error: RequestError, sink: Sink) -> None:
+        """Answer a request that did not even have a readable body."""
+        flight = Flight.begin(headers, self._context.clock())
+        try:
+            await self._fail(error, flight, sink)
+        finally:
+            self._finish(flight, outcome_of(error), code_of(error))
+
+    async def _run(self, endpoint: str, headers: Mapping[str, str], body: bytes, flight: Flight, sink: Sink) -> None:
+        model = self._context.plan.config.model
+        flight.slo = read_slo(headers)
+        request = parse_request(endpoint, body, model.name, model.aliases)
+        flight.model = request.served
+        await Journey(self._context, request, flight, sink).run()
+
+    def _explain(self, error: Exception, flight: Flight) -> Exception:
+        """What the client is told. Foreign errors go to the log, whole."""
+        if isinstance(error, RequestError):
+            level = logging.INFO if status_of(error) < 500 else logging.WARNING
+            log.log(level, "request %s: %s", flight.id, error.message)
+            return error
+        if isinstance(error, TimeoutError):
+            limit = self._context.plan.config.router.total_timeout_s
+            return Overdue(f"the request took longer than {limit:g} s")
+        log.error("request %s failed unexpectedly", flight.id, exc_info=error)
+        return error
+
+    async def _fail(self, error: Exception, flight: Flight, sink: Sink) -> None:
+        if sink.started:
+            # The stream was a success until now: its one terminal event is this error, without an end mark.
+            await sink.write(event_of(error))
+        else:
+            reply = reply_of(error)
+            await sink.start(reply.status, {**reply.headers, **self._context.shown(flight)})
+            await sink.write(reply.body)
+        await sink.end()
+
+    def _finish(self, flight: Flight, outcome: str, code: str | None) -> None:
+        context = self._context
+        record = flight.record(outcome, code, context.clock())
+        context.records.append(record)
+        context.metrics.finished(record)
+        context.policy.observe(record)
+        if context.observer is not None:
+            context.observer.offer(record)
+        log.info(
+            "request %s%s: %s%s pool=%s node=%s reason=%s tokens=%d+%d total_ms=%.1f",
+            record.id, f" ({flight.client_id})" if flight.client_id else "", outcome, f" {code}" if code else "",
+            record.pool, record.node, record.reason, record.prompt_tokens, record.completion_tokens, record.total_ms,
+        )  # fmt: skip
+
+
+def outcome_of(error: Exception) -> str:
+    """The closed set of outcomes: ``ok``, ``cancelled``, ``client_error``, ``rejected``, ``error``."""
+    if isinstance(error, AdmissionRejected):
+        return "rejected"
+    return "client_error" if 400 <= status_of(error) < 500 else "error"

@@ -1,0 +1,117 @@
+"""The router's Prometheus metrics. Each router has a registry of its own, so that several fit in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from pdhub.api.errors import (
+    AdmissionRejected,
+    EngineFailed,
+    InvalidRequest,
+    LayoutMismatch,
+    LeaseExpired,
+    ModelNotFound,
+    RequestCancelled,
+    TransferFailed,
+)
+from pdhub.api.request import RequestRecord
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKEN = (0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
+_CODES = frozenset(
+    cls.code
+    for cls in (
+        AdmissionRejected, EngineFailed, InvalidRequest, LayoutMismatch, LeaseExpired, ModelNotFound, RequestCancelled,
+        TransferFailed,
+    )
+) | {
+    "busy", "no_endpoints", "context_length_exceeded", "request_too_large", "upstream_timeout", "request_timeout",
+    "internal_error", "queue_full", "queue_timeout",
+}  # fmt: skip
+
+
+class RouterMetrics:
+    """Label values come from the configuration and from closed sets, never from a client.
+
+    Args:
+        endpoints: now: (endpoint, in flight, whether it is usable).
+        waiting: now: requests in each pool's queue.
+    """
+
+    def __init__(
+        self,
+        endpoints: Callable[[], Iterable[tuple[str, int, bool]]],
+        waiting: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._endpoints = endpoints
+        self._waiting = waiting
+        r = self.registry
+        self.requests = Counter(
+            "pdhub_router_requests_total", "Requests that ended.", ["pool", "outcome", "code"], registry=r
+        )
+        self.ttft = Histogram(
+            "pdhub_router_ttft_seconds", "Arrival to first token.", ["pool"], buckets=_LATENCY, registry=r
+        )
+        self.tpot = Histogram(
+            "pdhub_router_tpot_seconds", "Time per output token.", ["pool"], buckets=_TOKEN, registry=r
+        )
+        self.total = Histogram(
+            "pdhub_router_request_seconds", "Arrival to end.", ["pool"], buckets=_LATENCY, registry=r
+        )
+        self.queued = Histogram(
+            "pdhub_router_queue_seconds", "Wait in a pool's queue.", ["pool"], buckets=_LATENCY, registry=r
+        )
+        self.handoff = Histogram(
+            "pdhub_router_handoff_seconds", "First write to KV complete.", ["pool"], buckets=_LATENCY, registry=r
+        )
+        self.handoff_bytes = Counter("pdhub_router_handoff_bytes_total", "KV handed over.", ["pool"], registry=r)
+        self.tokens = Counter("pdhub_router_tokens_total", "Tokens.", ["pool", "kind"], registry=r)
+        self.retries = Counter("pdhub_router_retries_total", "Attempts after a failed one.", ["pool"], registry=r)
+        self.cancels = Counter("pdhub_router_cancels_total", "Cancel calls.", ["result"], registry=r)
+        self.reclaims = Counter("pdhub_router_reclaims_total", "Landings claimed again, larger.", registry=r)
+        self.prefill_failures = Counter(
+            "pdhub_router_prefill_failures_total", "Failed prefill legs.", ["prefill"], registry=r
+        )
+        self.open = Gauge("pdhub_router_open_requests", "Requests that have not ended.", registry=r)
+        self.registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Momentary values, read when somebody looks."""
+        in_flight = GaugeMetricFamily("pdhub_router_in_flight", "Legs under way.", labels=["endpoint"])
+        usable = GaugeMetricFamily("pdhub_router_endpoint_usable", "1 if requests may go there.", labels=["endpoint"])
+        for name, count, ok in self._endpoints():
+            in_flight.add_metric([name], count)
+            usable.add_metric([name], float(ok))
+        waiting = GaugeMetricFamily("pdhub_router_waiting", "Requests in the queue.", labels=["pool"])
+        for pool, count in self._waiting().items():
+            waiting.add_metric([pool], count)
+        return [in_flight, usable, waiting]
+
+    def finished(self, record: RequestRecord) -> None:
+        """Count one ended request."""
+        pool = record.pool or ""
+        code = record.error_code or ""
+        self.requests.labels(pool, record.outcome, code if not code or code in _CODES else "other").inc()
+        if record.ttft_ms is not None:
+            self.ttft.labels(pool).observe(record.ttft_ms / 1000)
+        if record.tpot_ms is not None:
+            self.tpot.labels(pool).observe(record.tpot_ms / 1000)
+        self.total.labels(pool).observe(record.total_ms / 1000)
+        if queued := record.extra.get("queued_ms"):
+            self.queued.labels(pool).observe(queued / 1000)
+        if record.handoff_ms is not None:
+            self.handoff.labels(pool).observe(record.handoff_ms / 1000)
+        if record.kv_bytes:
+            self.handoff_bytes.labels(pool).inc(record.kv_bytes)
+        self.tokens.labels(pool, "prompt").inc(record.prompt_tokens)
+        self.tokens.labels(pool, "completion").inc(record.completion_tokens)
+
+    def render(self) -> bytes:
+        """Prometheus text."""
+        return generate_latest(self.registry)
