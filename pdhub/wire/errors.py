@@ -70,6 +70,15 @@ def headers_of(error: BaseException) -> dict[str, str]:
     return out
 
 
+def context_length_message(limit: int, prompt: int, completion: int) -> str:
+    """vLLM's wording, which clients match on. All in tokens; ``limit`` is the model's context."""
+    return (
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt + completion} tokens "
+        f"({prompt} in the messages, {completion} in the completion). "
+        "Please reduce the length of the messages or completion."
+    )
+
+
 def from_body(status: int, body: Mapping[str, Any], retry_after: str | None = None) -> e.RequestError:
     """The error that a node sent, as an exception of the same class. Unknown ones become EngineFailed."""
     inner = body.get("error")
