@@ -131,18 +131,20 @@ class FaultyTransport(Transport):
         self._closed = False
         self._thread: threading.Thread | None = None
         self._caps = TransportCaps()
+        self._regions: set[str] = set()
 
     def open(self) -> TransportCaps:
         self._caps = self.inner.open()
         return self._caps
 
     def allocate(self, nbytes: int, device: str = "cpu") -> Region:
-        return self.inner.allocate(nbytes, device)
+        return self._known(self.inner.allocate(nbytes, device))
 
     def register(self, region: Region) -> Region:
-        return self.inner.register(region)
+        return self._known(self.inner.register(region))
 
     def unregister(self, region_id: str) -> None:
+        self._regions.discard(region_id)
         self.inner.unregister(region_id)
 
     def export_metadata(self) -> PeerMetadata:
@@ -268,9 +270,15 @@ class FaultyTransport(Transport):
         if self._caps.max_ops and len(ops) > self._caps.max_ops:
             raise ValueError("too many operations")
         for op in ops:
+            if op.local.id not in self._regions:
+                raise ValueError(f"source region {op.local.id!r} is not registered here")
             inside = 0 <= op.local_offset <= op.local.nbytes - op.nbytes
             if op.nbytes < 0 or not inside or not 0 <= op.remote_offset <= grant.nbytes - op.nbytes:
                 raise ValueError("operation leaves its region")
+
+    def _known(self, region: Region) -> Region:
+        self._regions.add(region.id)
+        return region
 
     def _hit(self, probability: float) -> bool:
         if probability <= 0:

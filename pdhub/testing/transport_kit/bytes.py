@@ -104,7 +104,7 @@ class BytesRules:
         target, source = pair.target(size), pair.source(data)
         order = [(7 * n + 3) % count if count % 7 else n for n in range(count)]
         done(pair.post(target, [WriteOp(source, n * 1000, n * 1000, 1000) for n in order]))
-        assert peek(target.region) == data
+        assert peek(target.region) == data, "an operation is missing"
 
     def test_T08_max_ops_is_kept(self, pair: TransportPair) -> None:
         """The sender splits by this figure; a declared limit that is not enforced is found on other hardware."""

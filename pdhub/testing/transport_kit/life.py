@@ -73,7 +73,7 @@ class LifeRules:
         target = pair.target(LARGE)
         running = pair.post(target, long_write(pair, LARGE, 7))
         assert running.wait(0) is TransferState.POSTED, "a long write cannot be final at once"
-        assert running.wait(0.01) is TransferState.POSTED
+        assert running.wait(0.01) is TransferState.POSTED, "a timeout stopped the write"
         assert running.error is None
         poke(target.region, bytes(LARGE))
         until(lambda: peek(target.region, LARGE - 1, 1) == b"\x07", "more bytes after a timeout")
@@ -127,7 +127,8 @@ class LifeRules:
         pair.peer.close()
         pair.peer.close()
         for transfer in transfers:
-            assert transfer.wait(PATIENCE_S) in (TransferState.FAILED, TransferState.ABORTED)
+            state = transfer.wait(PATIENCE_S)
+            assert state in (TransferState.FAILED, TransferState.ABORTED), f"its peer closed, a write ended as {state}"
         assert pair.refused(target.grant, [WriteOp(pair.source(b"x"), 0, 0, 1)]), "a closed peer still writes"
         pair.peer = pair.sender.connect(pair.node.export_metadata())
         pair.write(pair.target(4096), pattern(4096))
@@ -164,7 +165,7 @@ class LifeRules:
         before = _footprint()
         for _ in range(3):
             self._exchange(pair)
-        until(lambda: not _more(before), "giving back everything", 5)
+        until(lambda: not _more(before), "giving back everything")
 
     @staticmethod
     def _exchange(pair: TransportPair) -> None:
@@ -187,7 +188,7 @@ class LifeRules:
         start, cpu = time.monotonic(), time.process_time()
         time.sleep(0.4)
         used = (time.process_time() - cpu) / (time.monotonic() - start)
-        assert used < 0.5, f"an idle transport takes {used:.0%} of a core"
+        assert used < 0.1, f"an idle transport takes {used:.0%} of a core"
 
     def test_T51_an_instance_can_follow_another(self, pair: TransportPair) -> None:
         """A node that drains and restarts is a new instance: old grants are nothing to it, new ones work."""
