@@ -20,7 +20,6 @@ from pdhub.api.errors import (
     EngineFailed,
     InvalidRequest,
     LayoutMismatch,
-    LeaseExpired,
     RequestCancelled,
     RequestError,
 )
@@ -44,6 +43,7 @@ from pdhub.node.blocking import in_thread
 from pdhub.node.trace import Trace
 from pdhub.telemetry.node import NodeMetrics
 from pdhub.wire import control
+from pdhub.wire.errors import context_length_message
 from pdhub.wire.http import ClaimBody
 
 log = logging.getLogger("pdhub.node")
@@ -139,11 +139,22 @@ class Receiver:
         # `tokens` is an upper estimate, so it may exceed what fits although the exact prompt does not.
         tokens = min(body.tokens, limit)
         total = context if body.max_tokens == 0 else tokens + body.max_tokens
-        landing = self.engine.claim(ClaimRequest(body.transfer_id, tokens, total, layout))
+        landing = self._reserve(ClaimRequest(body.transfer_id, tokens, total, layout))
         # The engine promised room for `tokens` and the output; a landing rounded up to whole blocks promises no more.
         terms = Terms(tokens, limit, len(landing.regions))
         ttl_s = min(body.ttl_s, self._claim_ttl_s)
         return self.table.claim(body.transfer_id, Reserved(landing, total), terms, ttl_s)
+
+    def _reserve(self, request: ClaimRequest) -> Landing:
+        try:
+            return self.engine.claim(request)
+        except RequestError:
+            raise
+        except MemoryError as error:
+            raise AdmissionRejected("this node has no memory for the KV now", reason="no-landing") from error
+        except Exception as error:
+            log.exception("transfer %s: the engine failed to claim", request.transfer_id)
+            raise EngineFailed("the engine could not reserve memory") from error
 
     def cancel(self, transfer_id: str, reason: str) -> None:
         """End a transfer in whatever state it is. Idempotent."""
@@ -281,7 +292,7 @@ class Receiver:
         for effect in effects:
             match effect:
                 case Refuse():
-                    self._refuse(effect.owner, effect.transfer_id, effect.code, effect.message, effect.need)
+                    self._refuse(effect.owner, effect.transfer_id, effect.code, self._text(effect), effect.need)
                 case Revoke():
                     self._send(effect.owner, control.Revoke(effect.transfer_id, effect.generation, effect.reason))
                 case Fence():
@@ -291,9 +302,9 @@ class Receiver:
                 case StopDecode():
                     self._stop(effect.transfer_id)
                 case Ended():
-                    expired = isinstance(effect.error, LeaseExpired)
+                    cancelled = isinstance(effect.error, RequestCancelled)
                     log.info("transfer %s ended: %s", effect.transfer_id, effect.error.message)
-                    self.trace.add("failed" if expired else "cancelled", effect.transfer_id)
+                    self.trace.add("cancelled" if cancelled else "failed", effect.transfer_id)
                     self._wake(effect.transfer_id, effect.error)
                 case Release():
                     self._release(effect)
@@ -351,6 +362,14 @@ class Receiver:
         self.metrics.fenced(ok)
         self.trace.add("fenced", fence.transfer_id)
         self._perform(self.table.fenced(fence.transfer_id, fence.generation, ok))
+
+    def _text(self, refuse: Refuse) -> str:
+        """The client reads the one about the context, so that one has the numbers."""
+        lease = self.table.get(refuse.transfer_id)
+        if refuse.code != control.RefusedCode.CONTEXT or lease is None:
+            return refuse.message
+        context = self.info.capabilities.max_context
+        return context_length_message(context, refuse.need, context - lease.terms.prompt_limit)
 
     def _refuse(self, owner: str, transfer_id: str, code: str, message: str, need: int = 0) -> None:
         self.metrics.refused(str(code))

@@ -16,6 +16,7 @@ from pdhub.api.errors import (
     EngineFailed,
     InvalidRequest,
     LeaseExpired,
+    RequestCancelled,
     RequestError,
     TransferFailed,
 )
@@ -73,6 +74,9 @@ class DecodeStream:
             _go_on(lease)
             receiver.streaming(tid)
             await self._stream(lease, started, emit)
+        except RequestCancelled:
+            _go_on(lease)  # the engine only knows that it was told to stop; the lease knows why
+            raise
         finally:
             receiver.finish(tid)
 
@@ -200,6 +204,7 @@ async def _closing(items: AsyncIterator[TokenChunk | Finished]) -> AsyncIterator
 
 
 def _go_on(lease: Lease[Reserved]) -> None:
+    """Raises why the lease was stopped, if it was."""
     if lease.stopping:
         raise copy.copy(lease.error) if lease.error else EngineFailed("the request was stopped")
 

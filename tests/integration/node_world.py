@@ -21,6 +21,7 @@ from pdhub.wire.http import ClaimReply, Frame, LoadReply, NodeInfo
 
 GREEDY = Sampling(temperature=0.0)
 PROMPT = tuple(b"the quick brown fox jumps over it")
+LENGTH = len(PROMPT)
 MEMORY = TransportSpec(name="memory", summary="In one process.", factory=lambda config: MemoryTransport())
 
 
@@ -82,7 +83,7 @@ class World:
         async with self.http.post(path, data=data) as reply:
             return reply.status, json.loads(await reply.read())
 
-    async def claim(self, tid, tokens=len(PROMPT), max_tokens=8, **more):
+    async def claim(self, tid, tokens=LENGTH, max_tokens=8, **more):
         body = {
             "transfer_id": tid,
             "request_id": f"r-{tid}",
@@ -213,7 +214,7 @@ class Sender:
             self.inbox += self.decoder.feed(data)
         return self.inbox.pop(0)
 
-    async def join(self, claim, tokens=len(PROMPT), **change):
+    async def join(self, claim, tokens=LENGTH, **change):
         fields = {"generation": claim.generation, "rank": 0, "writers": 1, "tokens": tokens} | change
         await self.send(control.Join(claim.transfer_id, **fields))
         return await self.receive()
