@@ -120,11 +120,15 @@ def run(rule: str, mutant) -> None:
         pair.close()
 
 
+def run_often(rule: str, mutant, times: int) -> None:
+    for _ in range(times):
+        run(rule, mutant)
+
+
 @pytest.mark.usefixtures("impatient", "tidy")
 @pytest.mark.parametrize(("rule", "mutant", "why"), CASES, ids=lambda v: getattr(v, "__name__", v))
 def test_mutant_is_caught(rule, mutant, why):
     # A process that is stopped between two copies instead of within one does no harm: then once more.
     attempts = 5 if mutant is m.ReusesFenced else 1
     with pytest.raises(CAUGHT, match=re.escape(why)):
-        for _ in range(attempts):
-            run(rule, mutant)
+        run_often(rule, mutant, attempts)

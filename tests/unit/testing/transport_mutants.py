@@ -1,5 +1,6 @@
 """Broken transports, each with one mistake. Built over shm; those whose mistake needs another process register here."""
 
+import contextlib
 import ctypes
 import os
 import random
@@ -49,7 +50,8 @@ class EarlyDone(Mutant):
 
         def later():
             time.sleep(0.02)
-            self.real(peer, grant, ops)
+            with contextlib.suppress(ValueError):  # the test was faster
+                self.real(peer, grant, ops)
 
         threading.Thread(target=later, daemon=True).start()
         posting.finish(TransferState.DONE)
