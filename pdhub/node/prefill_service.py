@@ -30,6 +30,7 @@ from pdhub.node.prefill_metrics import PrefillMetrics
 from pdhub.node.prefill_request import LegRequest
 from pdhub.node.prefill_turns import Turns
 from pdhub.sender import Sender, Session
+from pdhub.wire.errors import context_length_message
 
 log = logging.getLogger("pdhub.prefill")
 
@@ -43,12 +44,6 @@ STALL_S = 0.05
 
 MOST_OPEN = 8
 """Prefills that may be begun at once: one computes, the others wait for their nodes."""
-
-_LENGTH = (
-    "This model's maximum context length is {limit} tokens. However, you requested {total} tokens "
-    "({prompt} in the messages, {completion} in the completion). "
-    "Please reduce the length of the messages or completion."
-)
 
 
 class PrefillService:
@@ -72,6 +67,7 @@ class PrefillService:
         self._turns = Turns()
         self._stalled = 0
         self._jobs: set[Job] = set()
+        self._entering: set[Job] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -86,8 +82,8 @@ class PrefillService:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their turn to compute."""
-        return self._turns.waiting
+        """Requests that have not computed anything yet."""
+        return len(self._entering)
 
     @property
     def active(self) -> int:
@@ -102,10 +98,12 @@ class PrefillService:
         """
         if self._draining:
             raise AdmissionRejected("this prefill instance is draining", contended=False)
-        if self._turns.waiting >= self._limit:
+        # whoever has not computed yet counts, also while it tokenises or joins
+        if len(self._entering) >= self._limit + (not self._turns.taken):
             raise AdmissionRejected("too many requests wait for this prefill instance", retry_after_s=1.0)
         job = Job(self._leave)
         self._jobs.add(job)
+        self._entering.add(job)
         self._idle.clear()
         task = self._spawn(self._run(job, request, request_id))
         return job, task
@@ -166,7 +164,7 @@ class PrefillService:
         if not prompt:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
         if len(prompt) + 1 > limit:
-            message = _LENGTH.format(limit=limit, total=len(prompt) + 1, prompt=len(prompt), completion=1)
+            message = context_length_message(limit, len(prompt), 1)
             raise InvalidRequest(message, param="messages", code="context_length_exceeded")
 
     async def _join(self, job: Job, request: LegRequest, tokens: int) -> Session:
@@ -187,6 +185,7 @@ class PrefillService:
             first_mask_ids=request.first_mask(self._info.eos_token_ids),
         )
         await job.until(self._turns.take())
+        self._entering.discard(job)
         try:
             return await self._chunks(job, asked)
         except (RequestError, asyncio.CancelledError):
@@ -246,6 +245,7 @@ class PrefillService:
 
     def _over(self, job: Job) -> None:
         self._jobs.discard(job)
+        self._entering.discard(job)
         if not self._jobs:
             self._idle.set()
 

@@ -14,6 +14,10 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
+    def taken(self) -> bool:
+        return self._taken
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 

@@ -40,6 +40,7 @@ class Context:
 
 class _State(StrEnum):
     JOINING = "joining"
+    CONNECTING = "connecting"
     OPEN = "open"
     FINISHING = "finishing"
     FINISHED = "finished"
@@ -147,8 +148,10 @@ class Session:
     # What the channel calls
 
     def accepted(self, accept: Accept, metadata: PeerMetadata) -> bool:
-        if not self.joined.set_running_or_notify_cancel():
-            self._state = _State.FAILED
+        with self._lock:
+            wanted = self._state is _State.JOINING and self.joined.set_running_or_notify_cancel()
+            self._state = _State.CONNECTING if wanted else _State.FAILED
+        if not wanted:
             return False
         context = self._context
         try:
@@ -167,7 +170,7 @@ class Session:
             max_ops=context.max_ops, on_settled=self._check_written, on_failed=self._write_failed,
         )  # fmt: skip
         with self._lock:
-            closed = self._state is not _State.JOINING  # failed by its owner meanwhile
+            closed = self._state is not _State.CONNECTING  # failed meanwhile
             if not closed:
                 self._state = _State.OPEN
         if closed:
@@ -178,10 +181,7 @@ class Session:
         return True
 
     def refused(self, error: RequestError) -> None:
-        self._state = _State.FAILED
-        self.error = error
-        if self.joined.set_running_or_notify_cancel():
-            self.joined.set_exception(error)
+        self._end(error, leave=False)
 
     def revoked_by_node(self, reason: str) -> None:
         self.revoked = True
@@ -250,13 +250,14 @@ class Session:
         with self._lock:
             if self._state in (_State.FINISHED, _State.FAILED):
                 return
-            joining = self._state is _State.JOINING
-            self._state = _State.FAILED
+            before, self._state = self._state, _State.FAILED
             self.error = error
+            waited = before is _State.JOINING and self.joined.set_running_or_notify_cancel()
+        if waited:
+            self.joined.set_exception(error)
+        if before in (_State.JOINING, _State.CONNECTING):
+            return  # the channel leaves the landing when it is accepted
         self._context.staging.wake()
-        if joining:
-            self.joined.cancel()  # the channel leaves the landing if it is accepted later
-            return
         self._written.set_exception(error)
         if inline:
             self._tear_down(leave)

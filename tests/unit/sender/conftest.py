@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from fakenode import FakeNode, HeldTransport, until
 
 from pdhub.api import GroupKind, KVGroup, KVLayout
 from pdhub.sender import Sender
+from tests.unit.sender.fakenode import FakeNode, HeldTransport, until
 
 BT = 4
 

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from fakenode import FakeNode, HeldTransport, chunks, until
 
 from pdhub.api import (
     AdmissionRejected,
@@ -21,6 +20,7 @@ from pdhub.api import (
 from pdhub.core.digest import landing_digest
 from pdhub.sender import LandingTooSmall, Sender, Session
 from pdhub.wire.control import Accept, Done, Hello, Join, Leave, Refused, RefusedCode, Revoke, Welcome
+from tests.unit.sender.fakenode import FakeNode, HeldTransport, chunks, until
 
 Make = Callable[..., Sender]
 
