@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import traceback
 
-from pdhub.api.errors import ConfigError, PDHubError, PluginError
-
 USAGE = 2
 """Exit status when the configuration, the installation or the command is wrong."""
 FAILURE = 1
@@ -15,6 +13,8 @@ FAILURE = 1
 
 def report(error: Exception, *, debug: bool) -> int:
     """Print ``error`` on stderr and return the exit status. ``debug`` adds the traceback."""
+    from pdhub.api.errors import ConfigError, PDHubError, PluginError  # not before: `pdhub --help` does without
+
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, PDHubError):

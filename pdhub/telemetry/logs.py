@@ -26,7 +26,6 @@ def configure(level: str = "info", *, color: bool | None = None) -> None:
     handler.pdhub_owned = True  # type: ignore[attr-defined]
     logger.addHandler(handler)
     logger.setLevel(level.upper())
-    logger.propagate = False
 
 
 def _handler(color: bool) -> logging.Handler:
