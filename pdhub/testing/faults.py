@@ -148,10 +148,11 @@ class FaultyTransport(Transport):
         self.inner.unregister(region_id)
 
     def export_metadata(self) -> PeerMetadata:
-        return self.inner.export_metadata()
+        return PeerMetadata(self.name, self.inner.export_metadata().data)
 
     def connect(self, peer: PeerMetadata) -> Peer:
-        return FaultyPeer(self.inner.connect(peer))
+        # a wrapper under a name of its own must not look like another transport to what it wraps
+        return FaultyPeer(self.inner.connect(PeerMetadata(self.inner.name, peer.data)))
 
     def grant(self, region_id: str, writer: str) -> Grant:
         return self.inner.grant(region_id, writer)
