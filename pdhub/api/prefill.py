@@ -79,7 +79,11 @@ class FirstToken:
 
 
 class PrefillEngine(ABC):
-    """One embedded prefill instance. Methods run on the host's loop; computing goes to threads."""
+    """One embedded prefill instance. Methods run on the host's loop; computing goes to threads.
+
+    ``tokenize`` and ``decode_text`` alone run in one other thread, one call at a time, so that a long prompt does not
+    hold the loop.
+    """
 
     @abstractmethod
     async def start(self) -> PrefillInfo:
@@ -90,7 +94,8 @@ class PrefillEngine(ABC):
         """Token ids of an OpenAI body: ``messages`` (chat template applied, ``tools`` and
         ``chat_template_kwargs`` honoured) or ``prompt`` (text or ids).
 
-        Raises InvalidRequest for what cannot be rendered.
+        Raises InvalidRequest for what cannot be rendered, such as ``add_generation_prompt``,
+        ``continue_final_message``, ``documents`` or ``chat_template`` if the engine does not honour them.
         """
 
     @abstractmethod
@@ -101,7 +106,8 @@ class PrefillEngine(ABC):
     def prefill(self, request: PrefillRequest) -> AsyncIterator[KVChunk | FirstToken]:
         """Compute in chunks; yield each chunk's KV as soon as it is computed, then the first token.
 
-        Closing the iterator stops the work at the next chunk.
+        Closing the iterator stops the work at the next chunk. Several may be open at once: while a node does not
+        take a request's KV, the host asks another request's iterator for its next item. It never asks two at once.
         """
 
     @abstractmethod
