@@ -17,8 +17,13 @@ READ: Final = frozenset(
 )  # fmt: skip
 """Read by the host."""
 
-CHAT: Final = frozenset({"messages", "tools", "functions", "chat_template_kwargs"})
-"""Rendered by the engine's ``tokenize``."""
+CHAT: Final = frozenset(
+    {
+        "messages", "tools", "functions", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+        "documents", "chat_template",
+    }
+)  # fmt: skip
+"""Rendered by the engine's ``tokenize``, or refused there."""
 
 COMPLETIONS: Final = frozenset({"prompt"})
 """Tokenised by the engine."""
@@ -46,8 +51,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "bad_words": ([],),
         "length_penalty": (1, 1.0),
         "early_stopping": (False,),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
         "response_format": ({"type": "text"},),
     }
 )

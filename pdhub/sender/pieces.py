@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pdhub.api.transport import Grant, Peer, Transfer, TransferState, Transport, WriteOp
 from pdhub.sender.staging import Slot, Staging
@@ -15,10 +16,11 @@ log = logging.getLogger("pdhub.sender")
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """One staged chunk: ``left`` of its writes are not final. ``dirty``: one failed, so the slot may still be read."""
+    """One staged chunk: the writes numbered in ``open`` are not final. ``dirty``: one failed, so that the slot may
+    still be read."""
 
     slot: Slot
-    left: int
+    open: set[int]
     dirty: bool = False
     transfers: list[Transfer] = field(default_factory=list)
 
@@ -65,7 +67,7 @@ class Pieces:
         """
         step = self._max_ops or max(1, len(ops))
         batches = [ops[i : i + step] for i in range(0, len(ops), step)]
-        piece = _Piece(slot, len(batches))
+        piece = _Piece(slot, set(range(len(batches))))
         with self._posting:
             with self._lock:
                 if self._stopped:
@@ -75,11 +77,11 @@ class Pieces:
             for number, batch in enumerate(batches):
                 try:
                     transfer = self._transport.write(
-                        self._peer, self._grant, batch, on_done=lambda t: self._over(piece, t)
+                        self._peer, self._grant, batch, on_done=partial(self._over, piece, number)
                     )
                 except BaseException:
                     with self._lock:
-                        piece.left -= len(batches) - number
+                        piece.open.difference_update(range(number, len(batches)))
                         self._settle(piece)
                     raise
                 piece.transfers.append(transfer)
@@ -106,9 +108,11 @@ class Pieces:
                 for piece in list(self._pieces):
                     self._settle(piece)
 
-    def _over(self, piece: _Piece, transfer: Transfer) -> None:
+    def _over(self, piece: _Piece, number: int, transfer: Transfer) -> None:
         with self._lock:
-            piece.left -= 1
+            if number not in piece.open:
+                return  # a transport that says done twice must not free a slot that its other write still reads
+            piece.open.discard(number)
             failed = transfer.state is TransferState.FAILED
             piece.dirty |= failed
             self._settle(piece)
@@ -118,7 +122,7 @@ class Pieces:
             self._on_settled()
 
     def _settle(self, piece: _Piece) -> None:
-        if piece.left == 0 and piece in self._pieces and (self._peer_closed or not piece.dirty):
+        if not piece.open and piece in self._pieces and (self._peer_closed or not piece.dirty):
             self._pieces.discard(piece)
             self._staging.release(piece.slot)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -31,12 +32,8 @@ def layouts(draw: st.DrawFn) -> KVLayout:
 
 
 def unit(lay: KVLayout) -> int:
-    out = 1
-    for g in lay.groups:
-        if g.kind is not GroupKind.STATE:
-            while out % g.block_tokens:
-                out += 1
-    return out
+    """The smallest chunk that cuts no block."""
+    return math.lcm(*(g.block_tokens for g in lay.groups if g.kind is not GroupKind.STATE))
 
 
 @settings(max_examples=60, deadline=None)

@@ -99,7 +99,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], param:
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"prompt": "x"}, "prompt"),
-        ({"continue_final_message": True}, "continue_final_message"),
     ],
 )
 def test_chat_refusals(body: dict[str, Any], param: str) -> None:

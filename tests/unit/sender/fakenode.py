@@ -142,7 +142,7 @@ class FakeNode:
 
 class HeldTransfer(Transfer):
     def __init__(self, run: Callable[[], None], on_done: OnDone | None, *, can_abort: bool) -> None:
-        self._run, self._on_done, self._can_abort = run, on_done, can_abort
+        self._run, self.on_done, self._can_abort = run, on_done, can_abort
         self._state = TransferState.POSTED
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -171,8 +171,8 @@ class HeldTransfer(Transfer):
                 self._run()
             self._error = error
             self._state = state
-        if self._on_done is not None:
-            self._on_done(self)
+        if self.on_done is not None:
+            self.on_done(self)
 
 
 class HeldPeer(MemoryPeer):

@@ -404,3 +404,32 @@ def test_garbage_from_the_node_ends_the_channel(node: FakeNode, make_sender: Mak
     node.answer = lambda message: Accept("x", 1, 1, "", 0, b"")
     with pytest.raises(TransferFailed, match="control protocol"):
         make_sender().join(node.params(), 8)
+
+
+def test_a_write_that_is_done_twice_frees_nothing_that_is_still_read(
+    layout: KVLayout, node: FakeNode, make_sender: Make, transport: HeldTransport
+) -> None:
+    transport.held.add(node.transport)
+    sender = make_sender(max_ops=1)
+    session = sender.join(node.params(), 8)
+    session.send(chunks(layout, 8, 8)[0])
+    first, second = transport.posted()
+    first.end(TransferState.DONE)
+    assert first.on_done is not None
+    first.on_done(first)
+    assert sender.stats().slots_free == sender.stats().slots - 1
+    second.end(TransferState.DONE)
+    assert sender.stats().slots_free == sender.stats().slots
+    session.finish()
+
+
+def test_a_revoke_before_the_accept_fails_the_join(node: FakeNode, make_sender: Make) -> None:
+    node.answer = lambda message: node.default(message) if isinstance(message, Hello) else None
+    sender = make_sender()
+    joined = sender.begin_join(node.params(), 8)
+    until(lambda: node.got(Join), "join")
+    node.say(Revoke("t1", 1, "cancelled"))
+    with pytest.raises(TransferFailed, match="cancelled"):
+        joined.result(5)
+    node.say(node.default(node.got(Join)[0]))
+    until(lambda: node.got(Leave), "leave")
