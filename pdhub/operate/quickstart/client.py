@@ -13,6 +13,7 @@ import aiohttp
 from pdhub.api import PDHubError
 
 _RECORD_WITHIN_S = 5.0
+_POOLS_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,21 @@ class Endpoint:
         self._url = url
         self._model = model
 
+    async def all_pools_ready(self) -> None:
+        """The router is ready as soon as it can serve anything; wait until it sees every pool.
+
+        Raises RequestFailed with what is missing.
+        """
+        problems: list[str] = []
+        deadline = asyncio.get_running_loop().time() + _POOLS_WITHIN_S
+        while asyncio.get_running_loop().time() < deadline:
+            async with self._session.get(f"{self._url}/ready") as answer:
+                problems = (await answer.json())["problems"]
+            if not problems:
+                return
+            await asyncio.sleep(0.05)
+        raise RequestFailed("not every pool is ready: " + "; ".join(problems))
+
     async def ask(self, question: Question, on_first: Callable[[], None] | None = None) -> Answer:
         """Stream one answer. ``on_first`` is called at the first text. Raises RequestFailed."""
         body = {
@@ -113,7 +129,7 @@ class Endpoint:
         while asyncio.get_running_loop().time() < deadline:
             async with self._session.get(f"{self._url}/debug/requests") as answer:
                 answer.raise_for_status()
-                for record in await answer.json():
+                for record in (await answer.json())["requests"]:
                     if record["id"] == request_id:
                         return dict(record)
             await asyncio.sleep(0.02)

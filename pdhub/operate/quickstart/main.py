@@ -96,11 +96,12 @@ class _Show:
                 return 1
         self._bars.stop()
         self._show(asked)
-        self._settled = True
+        self._settled = not self._options.once
         return 0 if self._options.once else None
 
     async def _measure(self, endpoint: Endpoint, supervisor: Supervisor) -> None:
         self._bars.step("measure", 0, 2, "each pool alone")
+        await endpoint.all_pools_ready()
         seeds = await measure.seeds(endpoint)
         for seed in seeds:
             self._say(f"{seed.pool} alone: TTFT {seed.ttft_ms:.0f} ms, TPOT {seed.tpot_ms:.0f} ms")
@@ -108,10 +109,12 @@ class _Show:
         contrast = await measure.contrast(endpoint)
         self._bars.step("measure", 2, 2, "done")
         self._say(contrast.sentence())
+        self._say("the router starts again with the measured latencies")
         words = [word for seed in seeds for override in seed.overrides() for word in ("--set", override)]
         router = self._members[1][0]
         process = dataclasses.replace(router.process, argv=(*router.process.argv, *words))
         await supervisor.replace(dataclasses.replace(router, process=process))
+        await endpoint.all_pools_ready()
 
     async def _ask(self, endpoint: Endpoint) -> list[tuple[Question, Answer]]:
         asked = []
@@ -128,7 +131,10 @@ class _Show:
             sys.stdout.write(report.as_json(asked) + "\n")
             sys.stdout.flush()
         else:
-            Console().print(report.as_table(asked))
+            console = Console(highlight=False)
+            if not console.is_terminal:
+                console.width = max(console.width, report.WIDE)
+            report.show(asked, console)
         if not self._options.once:
             self._say(f"\nserving {self._plan.config.model.name} at {self._url}/v1   (Ctrl-C stops all)")
             self._say("try: " + report.curl_line(self._url, self._plan.config.model.name))

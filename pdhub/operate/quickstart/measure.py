@@ -12,8 +12,8 @@ FAST_SHARE = 0.7
 """The fast pool's TPOT must be at most this share of the general pool's when that one is full."""
 
 TIGHT_TPOT_MS = 60.0
-_LOAD = "Write a long story about a lighthouse keeper who collects the names of passing ships."
-_COPY = "Repeat this list three times: red green blue, red green blue, red green blue, red green blue."
+_PROMPT = "Write a long story about a lighthouse keeper who collects the names of passing ships."
+"""The same for both pools: what differs is the pool."""
 _RUN_ON = {"ignore_eos": True}
 
 
@@ -51,7 +51,7 @@ class Contrast:
         verdict = f"fast takes {self.share:.2f} × general"
         if self.ok:
             return f"{figures} ({verdict})"
-        return f"{figures}: {verdict}, more than {FAST_SHARE}. The machine is too busy for a clear contrast."
+        return f"{figures}: {verdict}, more than {FAST_SHARE} ×. Is something else using the CPU?"
 
 
 def _tpot(answer: Answer) -> float:
@@ -62,19 +62,19 @@ def _tpot(answer: Answer) -> float:
 
 async def seeds(endpoint: Endpoint) -> list[Seed]:
     """One short request a pool, one after the other. The very first also warms everything up and is not counted."""
-    await endpoint.ask(Question(_LOAD, max_tokens=2, extra=_RUN_ON))
+    await endpoint.ask(Question(_PROMPT, max_tokens=2, extra=_RUN_ON))
     found = []
     for tpot_ms in (TIGHT_TPOT_MS, None):
-        answer = await endpoint.ask(Question(_LOAD, tpot_ms=tpot_ms, max_tokens=12, extra=_RUN_ON))
+        answer = await endpoint.ask(Question(_PROMPT, tpot_ms=tpot_ms, max_tokens=12, extra=_RUN_ON))
         found.append(Seed(str(answer.record["pool"]), answer.ttft_ms or 0.0, _tpot(answer)))
     return found
 
 
-async def contrast(endpoint: Endpoint, requests: int = 4, tokens: int = 48) -> Contrast:
+async def contrast(endpoint: Endpoint, requests: int = 4, tokens: int = 32) -> Contrast:
     """Fill the general pool; once all of its requests run, ask the fast one."""
     running = [asyncio.Event() for _ in range(requests)]
     jobs = [
-        asyncio.create_task(endpoint.ask(Question(_LOAD, max_tokens=tokens, extra=_RUN_ON), event.set))
+        asyncio.create_task(endpoint.ask(Question(_PROMPT, max_tokens=tokens, extra=_RUN_ON), event.set))
         for event in running
     ]
     try:
@@ -82,7 +82,7 @@ async def contrast(endpoint: Endpoint, requests: int = 4, tokens: int = 48) -> C
             begun = asyncio.create_task(event.wait())
             await asyncio.wait([begun, job], return_when=asyncio.FIRST_COMPLETED)
             begun.cancel()
-        fast = await endpoint.ask(Question(_COPY, tpot_ms=TIGHT_TPOT_MS, max_tokens=24, extra=_RUN_ON))
+        fast = await endpoint.ask(Question(_PROMPT, tpot_ms=TIGHT_TPOT_MS, max_tokens=16, extra=_RUN_ON))
         general = await asyncio.gather(*jobs)
     finally:
         for job in jobs:

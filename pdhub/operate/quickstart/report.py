@@ -6,15 +6,21 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pdhub.operate.quickstart.client import Answer, Question
 
+WIDE = 140
+"""Columns from which the text has a column of its own."""
 
-def slo_text(question: Question) -> str:
+
+def slo_text(question: Question, between: str = ", ") -> str:
     """``TTFT ≤ 2000 ms, TPOT ≤ 60 ms`` or ``none``."""
     targets = [("TTFT", question.ttft_ms), ("TPOT", question.tpot_ms)]
-    return ", ".join(f"{name} ≤ {value:g} ms" for name, value in targets if value is not None) or "none"
+    return between.join(f"{name} ≤ {value:g} ms" for name, value in targets if value is not None) or "none"
 
 
 def row(question: Question, answer: Answer) -> dict[str, Any]:
@@ -40,26 +46,42 @@ def _number(value: Any, digits: int) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
-def as_table(asked: Sequence[tuple[Question, Answer]]) -> Table:
-    table = Table(title="Where each request went, and why", title_justify="left")
+def show(asked: Sequence[tuple[Question, Answer]], console: Console) -> None:
+    """Print the table; where it is too narrow for a column of text, the texts follow it."""
+    wide = console.width >= WIDE
+    table = Table(
+        title="Where each request went, and why",
+        title_justify="left",
+        box=SIMPLE,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for name in ("SLO", "pool", "reason"):
-        table.add_column(name)
-    for name in ("TTFT ms", "TPOT ms", "KV bytes", "handoff ms"):
-        table.add_column(name, justify="right")
-    table.add_column("text", ratio=1, overflow="fold")
+        table.add_column(name, no_wrap=True)
+    for name in ("TTFT\nms", "TPOT\nms", "KV\nbytes", "handoff\nms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if wide:
+        table.add_column("text", ratio=1, overflow="fold")
     for question, answer in asked:
         shown = row(question, answer)
-        table.add_row(
-            slo_text(question),
+        cells = [
+            slo_text(question, ",\n"),
             str(shown["pool"]),
             str(shown["reason"]),
             _number(shown["ttft_ms"], 0),
             _number(shown["tpot_ms"], 1),
             _number(shown["kv_bytes"], 0),
             _number(shown["handoff_ms"], 1),
-            " ".join(answer.text.split()),
-        )
-    return table
+        ]
+        table.add_row(*(Text(cell) for cell in ([*cells, _flat(answer)] if wide else cells)), end_section=True)
+    console.print(table)
+    if not wide:
+        for question, answer in asked:
+            console.print(f"{slo_text(question)} → {answer.record['pool']}: {_flat(answer)}\n", markup=False)
+
+
+def _flat(answer: Answer) -> str:
+    return " ".join(answer.text.split())
 
 
 def curl_line(url: str, model: str) -> str:

@@ -120,13 +120,14 @@ def test_json_has_the_promised_members() -> None:
     ]
 
 
-def test_the_table_shows_every_figure_and_marks_unknown_ones() -> None:
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_table_shows_every_figure_and_marks_unknown_ones(width: int) -> None:
     out = io.StringIO()
     unknown = {**RECORD, "tpot_ms": None, "handoff_ms": None}
     rows = [(Question("q", tpot_ms=60), Answer("two\nlines", RECORD)), (Question("q"), Answer("[x]", unknown))]
-    Console(file=out, width=160).print(report.as_table(rows))
+    report.show(rows, Console(file=out, width=width))
     text = out.getvalue()
-    for part in ("TPOT ≤ 60 ms", "tpot-below-threshold", "1,474,560", "31.2", "3.2", "two lines", "–"):
+    for part in ("TPOT ≤ 60 ms", "tpot-below-threshold", "1,474,560", "31.2", "3.2", "two lines", "–", "[x]"):
         assert part in text
 
 
