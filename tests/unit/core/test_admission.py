@@ -1,6 +1,8 @@
 """Who enters, who waits, who is refused and why."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdhub.core.admission import AdmissionQueue, DroppedReason, Offer, Outcome, Refusal, Ticket
 
@@ -54,6 +56,27 @@ def test_tenants_take_turns_within_a_priority():
         queue.offer(ticket(f"b{n}", tenant="b", deadline=50 + n), 0.0)
     queue.offer(ticket("c0", tenant="c", deadline=90), 0.0)
     assert served(queue) == ["a0", "b0", "c0", "a1", "b1", "a2"]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    those=st.lists(st.tuples(st.integers(-1, 1), st.sampled_from("abc"), st.integers(2, 9)), min_size=1, max_size=12)
+)
+def test_the_order_is_that_of_the_rules(those):
+    queue = full(limit=12)
+    tickets = [ticket(f"t{n:02}", priority=p, tenant=t, deadline=d) for n, (p, t, d) in enumerate(those)]
+    for one in tickets:
+        queue.offer(one, 0.0)
+    expected = []
+    for priority in sorted({one.priority for one in tickets}, reverse=True):
+        band = [one for one in tickets if one.priority == priority]
+        tenants = list(dict.fromkeys(one.tenant for one in band))
+        turns = [
+            sorted((o for o in band if o.tenant == tenant), key=lambda o: (o.deadline, o.id)) for tenant in tenants
+        ]
+        for turn in range(len(band)):
+            expected += [mine[turn].id for mine in turns if turn < len(mine)]
+    assert served(queue) == expected
 
 
 def test_a_full_queue_gives_up_its_last_for_a_more_important_one():

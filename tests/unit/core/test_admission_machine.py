@@ -50,8 +50,18 @@ class Door(RuleBasedStateMachine):
                     assert since.count(ticket.tenant) <= 1
 
     @rule(
-        priority=st.integers(-1, 1), wait=st.sampled_from([0.0, 1.0, 2.0, 5.0, 50.0]), tenant=st.sampled_from("abc")
-    )  # fmt: skip
+        those=st.lists(
+            st.tuples(
+                st.sampled_from([0, 0, 0, 1, -1]), st.sampled_from([50.0, 50.0, 5.0, 1.0, 0.0]), st.sampled_from("abc")
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    def come(self, those):
+        for priority, wait, tenant in those:
+            self.offer(priority, wait, tenant)
+
     def offer(self, priority, wait, tenant):
         self.count += 1
         ticket = Ticket(f"t{self.count}", self.now + wait, priority, tenant, self.now)
@@ -74,9 +84,10 @@ class Door(RuleBasedStateMachine):
         assert len(gone) <= 1
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def release(self, data):
-        ticket_id = data.draw(st.sampled_from(sorted(self.running)))
+    @rule(which=st.integers(0, 2), step=st.sampled_from([0.0, 0.5, 2.0]))
+    def release(self, which, step):
+        self.now += step
+        ticket_id = sorted(self.running)[which % len(self.running)]
         self.running.remove(ticket_id)
         self.admitted(self.queue.release(ticket_id, self.now))
 
@@ -90,11 +101,11 @@ class Door(RuleBasedStateMachine):
         self.admitted(self.queue.cancel(ticket_id, self.now))
         assert self.queue.cancel(ticket_id, self.now) == []
 
-    @rule(capacity=st.integers(0, 3))
+    @rule(capacity=st.sampled_from([0, 1, 1, 2, 3]))
     def resize(self, capacity):
         self.admitted(self.queue.resize(capacity, self.now))
 
-    @rule(step=st.sampled_from([0.5, 1.0, 10.0]))
+    @rule(step=st.sampled_from([1.0, 10.0]))
     def pass_time(self, step):
         self.now += step
 
@@ -127,4 +138,4 @@ class Door(RuleBasedStateMachine):
 
 
 TestDoor = Door.TestCase
-TestDoor.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestDoor.settings = settings(deadline=None, max_examples=80, stateful_step_count=40)

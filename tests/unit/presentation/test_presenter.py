@@ -213,6 +213,27 @@ def test_logprobs_cover_the_tokens_of_the_stop_string(bytelevel, stream):
         assert b"".join(bytes(entry["bytes"]) for entry in last) == b" STOP", "held back with their text"
 
 
+def test_logprobs_wait_for_their_text_within_one_chunk(bytelevel):
+    ids = bytelevel.encode("Hello STO").ids
+    presenter = present(bytelevel, {"stream": True, "logprobs": True, "stop": " STOP"})
+    (_, event) = presenter.feed([chunk(*ids, top=0)])
+    choice = json.loads(event.removeprefix(b"data: "))["choices"][0]
+    assert choice["delta"]["content"] == "Hello"
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == "Hello"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("minimum", range(8))
+def test_stop_strings_do_not_count_before_min_tokens(bytelevel, stream, minimum):
+    pair = bytelevel.encode("ab").ids
+    body = {"stream": stream, "stop": "ab", "min_tokens": minimum}
+    presenter = present(bytelevel, body)
+    read = answer(presenter, engine(pair * 5, body))
+    pairs = minimum // len(pair)  # whole ones that pass; the next one ends after the minimum
+    assert read.text == "ab" * pairs
+    assert (presenter.completion_tokens, read.stop_reason) == ((pairs + 1) * len(pair), "ab")
+
+
 def test_infinite_logprobs_are_numbers(bytelevel):
     presenter = present(bytelevel, {"logprobs": True, "top_logprobs": 2})
     odd = TokenLogprob(40, float("-inf"), ((41, float("nan")), (42, -0.5)))
