@@ -64,7 +64,7 @@ PREFILL_KEEP: Final[Mapping[str, str]] = MappingProxyType(
 
 UNFORCED: Final = "auto"
 """In place of a forced tool choice. Not ``none``: servers may leave the tools out of the prompt then, and a
-prompt that differs between the legs is a wrong answer."""
+prompt that differs between the legs is a wrong answer. An engine whose prefill refuses ``auto`` sets its own."""
 
 
 def unforced_choice(parsed: Mapping[str, Any]) -> dict[str, Any]:

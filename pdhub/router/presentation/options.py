@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pdhub.api.errors import InvalidRequest
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MAX_STOPS: Final = 64
+MAX_STOP_CHARACTERS: Final = 16_384
+"""Of all stop strings together. Every character of an answer is held against each, in the router's own thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise _wrong("stop", "a string or a list of strings, none of them empty")
+    if len(stops) > MAX_STOPS or sum(map(len, stops)) > MAX_STOP_CHARACTERS:
+        raise _wrong("stop", f"at most {MAX_STOPS} strings of {MAX_STOP_CHARACTERS} characters together")
     return tuple(stops)
 
 

@@ -288,6 +288,8 @@ def test_an_answer_that_did_not_end_has_no_finish_reason(bytelevel, ids):
         ({"stop": ["a", ""]}, "stop"),
         ({"stop": 5}, "stop"),
         ({"stop": [1]}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
+        ({"stop": "a" * 20_000}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"stream": True, "stream_options": 1}, "stream_options"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
