@@ -151,6 +151,8 @@ class FaultyTransport(Transport):
         return PeerMetadata(self.name, self.inner.export_metadata().data)
 
     def connect(self, peer: PeerMetadata) -> Peer:
+        if peer.transport != self.name:
+            raise TransferFailed(f"the target speaks {peer.transport!r}, this side {self.name!r}")
         # a wrapper under a name of its own must not look like another transport to what it wraps
         return FaultyPeer(self.inner.connect(PeerMetadata(self.inner.name, peer.data)))
 

@@ -11,6 +11,7 @@ Reads one command a line from stdin and answers each with one line on stdout: ``
   are all ``fill``; answers with a number.
 * ``wait {number, timeout_s}``: the transfer's state and error.
 * ``target {nbytes}``: allocate and grant a region; answers with metadata and grant.
+* ``free {region_id}``: unregister a region.
 * ``close``: close the transport and end.
 """
 
@@ -81,11 +82,14 @@ class Writer:
         grant = self._transport.grant(region.id, "writer")
         return {"metadata": pack_metadata(self._transport.export_metadata()), "grant": pack_grant(grant)}
 
+    def free(self, region_id: str) -> None:
+        self._transport.unregister(region_id)
+
     def close(self) -> None:
         self._transport.close()
 
 
-COMMANDS = ("connect", "write", "wait", "target", "close")
+COMMANDS = ("connect", "write", "wait", "target", "free", "close")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

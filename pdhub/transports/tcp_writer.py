@@ -7,17 +7,20 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pdhub.api import Grant, Peer, Region, TransferFailed, TransferState, WriteOp
+from pdhub.api import Grant, Peer, TransferFailed, TransferState, WriteOp
 from pdhub.transports.posting import Aborted, Posting
 from pdhub.transports.tcp_socket import StreamEnded, limit, receive, send, shut, tune
 from pdhub.transports.tcp_wire import ACK, ANSWER, FRAME, HELLO, MAGIC, PROTOCOL, Kind, Purpose, Status
 
-FRAME_BYTES = 16 << 20
-"""Most bytes of one frame, so that an abort is noticed between frames."""
+BATCH_BYTES = 16 << 20
+"""Bytes sent between two looks at whether somebody aborts."""
+
+BATCH_PARTS = 512
+"""Most buffers that one system call is given; the kernel's limit is 1024."""
 
 PROOF_S = 1.0
 """How long a writer waits for the target's end of stream when it has to prove that it stopped."""
@@ -219,18 +222,11 @@ class Channel:
     def _transmit(self, posting: Posting, ops: Sequence[WriteOp]) -> None:
         sock = self._sock
         assert sock is not None
-        for op in ops:
-            source = _source(op.local)
-            for start in range(0, op.nbytes, FRAME_BYTES):
-                if posting.aborting or self._closing:
-                    raise Aborted
-                size = min(FRAME_BYTES, op.nbytes - start)
-                with source[op.local_offset + start : op.local_offset + start + size] as piece:
-                    send(sock, FRAME.pack(Kind.DATA, op.remote_offset + start, size), piece)
-        if posting.aborting or self._closing:
-            raise Aborted
         self._number += 1
-        send(sock, FRAME.pack(Kind.END, self._number, 0))
+        for batch in _batches(ops, FRAME.pack(Kind.END, self._number, 0)):
+            if posting.aborting or self._closing:
+                raise Aborted
+            send(sock, *batch)
         (number,) = ACK.unpack(receive(sock, ACK.size))
         if number != self._number:
             raise StreamEnded(f"the target answered {number} instead of {self._number}")
@@ -254,6 +250,18 @@ class Channel:
             self._drop()
 
 
-def _source(region: Region) -> memoryview:
-    assert region.view is not None
-    return region.view
+def _batches(ops: Sequence[WriteOp], end: bytes) -> Iterator[list[bytes | memoryview]]:
+    """What one system call sends each: headers and pieces of sources, at last ``end``."""
+    parts: list[bytes | memoryview] = []
+    size = 0
+    for op in ops:
+        assert op.local.view is not None
+        for start in range(0, op.nbytes, BATCH_BYTES):
+            count = min(BATCH_BYTES, op.nbytes - start)
+            at = op.local_offset + start
+            parts += (FRAME.pack(Kind.DATA, op.remote_offset + start, count), op.local.view[at : at + count])
+            size += count
+            if size >= BATCH_BYTES or len(parts) >= BATCH_PARTS:
+                yield parts
+                parts, size = [], 0
+    yield [*parts, end]

@@ -1,0 +1,217 @@
+"""How fast the built-in transports move KV, against the plainest thing that moves the same bytes in the same run.
+
+* ``shm`` against ``memmove`` between two warm buffers of one process;
+* ``tcp`` against a raw loopback socket: one send of all bytes, received in place by another process, one byte back.
+
+The node is another process. Each size has two figures: *grant kept* is one chunk after the other into one landing, as
+within a hand-over; *new landing* allocates and grants a landing for every write, as from one request to the next (the
+allocation is not in the time, opening it to the writer is). Runs are interleaved; figures are medians, a ratio is
+the median of the ratios of neighbouring runs, *best* that of the fastest runs (closer to the truth on a busy machine).
+
+    python bench/transport.py [--runs 7] [--sizes 1 16 64 256] [--transport shm] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import mmap
+import multiprocessing
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.table import Table
+
+from pdhub.api import Grant, PeerMetadata, Region, TransferState, WriteOp
+from pdhub.registry import load
+from pdhub.testing.transport_kit import SideProcess
+from pdhub.testing.transport_writer import unpack_grant, unpack_metadata
+
+GOAL = 0.8
+MIB = 1 << 20
+
+
+def warm(nbytes: int) -> tuple[mmap.mmap, int]:
+    """A private buffer whose pages are there, and its address."""
+    buffer = mmap.mmap(-1, nbytes)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    ctypes.memset(address, 1, nbytes)
+    return buffer, address
+
+
+@contextlib.contextmanager
+def memcpy(nbytes: int) -> Iterator[Callable[[], None]]:
+    (_, source), (_, target) = keep = warm(nbytes), warm(nbytes)
+
+    def once() -> None:
+        ctypes.memmove(target, source, nbytes)
+
+    yield once
+    del keep
+
+
+def receive(listener: socket.socket, nbytes: int) -> None:
+    """The other end of the raw socket."""
+    buffer, _ = warm(nbytes)
+    view = memoryview(buffer)
+    sock, _ = listener.accept()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while True:
+        got = 0
+        while got < nbytes:
+            count = sock.recv_into(view[got:], 0, socket.MSG_WAITALL)
+            if not count:
+                return
+            got += count
+        sock.sendall(b"x")
+
+
+@contextlib.contextmanager
+def raw_socket(nbytes: int) -> Iterator[Callable[[], None]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    child = multiprocessing.get_context("fork").Process(target=receive, args=(listener, nbytes), daemon=True)
+    child.start()
+    source, _ = warm(nbytes)
+    view = memoryview(source)
+    with socket.create_connection(listener.getsockname()) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def once() -> None:
+            sock.sendall(view)
+            if sock.recv(1) != b"x":
+                raise RuntimeError("the raw receiver is gone")
+
+        yield once
+    child.join()
+    listener.close()
+
+
+REFERENCES = {"shm": ("memcpy", memcpy), "tcp": ("raw socket", raw_socket)}
+
+
+class Sender:
+    """This process, writing to a node in another one."""
+
+    def __init__(self, name: str) -> None:
+        self.node = SideProcess(name, {})
+        spec = load(warn=False).transport(name)
+        self.transport = spec.factory(spec.config())
+        self.transport.open()
+        self.grant, metadata = self.landing(MIB)
+        self.peer = self.transport.connect(metadata)
+        self.free()
+
+    def landing(self, nbytes: int) -> tuple[Grant, PeerMetadata]:
+        """A fresh landing at the node."""
+        answer = self.node.ask("target", nbytes=nbytes)
+        self.grant = unpack_grant(answer["grant"])
+        return self.grant, unpack_metadata(answer["metadata"])
+
+    def free(self) -> None:
+        self.node.ask("free", region_id=self.grant.region_id)
+
+    def write(self, source: Region) -> None:
+        transfer = self.transport.write(self.peer, self.grant, [WriteOp(source, 0, 0, source.nbytes)])
+        if transfer.wait(60) is not TransferState.DONE:
+            raise RuntimeError(f"the write ended {transfer.state}: {transfer.error}")
+
+    def close(self) -> None:
+        self.transport.close()
+        self.node.close()
+
+
+def seconds(what: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    what()
+    return time.perf_counter() - start
+
+
+def measure(name: str, nbytes: int, runs: int) -> dict[str, float | int | str]:
+    """One size of one transport; GB/s are 10^9 bytes a second."""
+    sender = Sender(name)
+    label, reference = REFERENCES[name]
+    times: dict[str, list[float]] = {"reference": [], "kept": [], "fresh": []}
+    try:
+        with reference(nbytes) as plain:
+            source = sender.transport.allocate(nbytes)
+            ctypes.memset(source.address, 1, nbytes)
+            sender.landing(nbytes)
+            cold = seconds(lambda: sender.write(source))
+            for run in range(runs + 2):
+                kept = seconds(lambda: sender.write(source))
+                direct = seconds(plain)
+                sender.free()
+                time.sleep(0.005)  # the writer hands the landing's memory back
+                sender.landing(nbytes)
+                fresh = seconds(lambda: sender.write(source))
+                if run >= 2:  # the first two warm up
+                    for key, value in (("kept", kept), ("reference", direct), ("fresh", fresh)):
+                        times[key].append(value)
+    finally:
+        sender.close()
+    speed = {key: nbytes / statistics.median(values) / 1e9 for key, values in times.items()}
+    ratio = {
+        key: statistics.median(plain / mine for plain, mine in zip(times["reference"], times[key], strict=True))
+        for key in ("kept", "fresh")
+    }
+    return {
+        "transport": name,
+        "mib": nbytes // MIB,
+        "against": label,
+        "best_ratio": round(min(times["reference"]) / min(times["kept"]), 3),
+        "reference_gb_s": round(speed["reference"], 3),
+        "gb_s": round(speed["kept"], 3),
+        "ratio": round(ratio["kept"], 3),
+        "new_landing_gb_s": round(speed["fresh"], 3),
+        "new_landing_ratio": round(ratio["fresh"], 3),
+        "first_ever_gb_s": round(nbytes / cold / 1e9, 3),
+    }
+
+
+def show(rows: list[dict[str, float | int | str]]) -> None:
+    table = Table(title=f"KV transports, two processes (goal: ratio ≥ {GOAL})")
+    for column in (
+        "transport",
+        "MiB",
+        "against",
+        "best",
+        "its GB/s",
+        "grant kept",
+        "ratio",
+        "new landing",
+        "ratio",
+        "first ever",
+    ):
+        table.add_column(column, justify="left" if column in ("transport", "against") else "right")
+    for row in rows:
+        cells = [f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()]
+        for index in (3, 6, 8):
+            good = float(list(row.values())[index]) >= GOAL
+            cells[index] = f"[{'green' if good else 'yellow'}]{cells[index]}[/]"
+        table.add_row(*cells)
+    Console().print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256], metavar="MIB")
+    parser.add_argument("--transport", choices=sorted(REFERENCES), nargs="+", default=sorted(REFERENCES))
+    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    args = parser.parse_args()
+    rows = [measure(name, size * MIB, args.runs) for name in args.transport for size in args.sizes]
+    if args.json:
+        print(json.dumps(rows))
+    else:
+        show(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
