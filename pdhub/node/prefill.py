@@ -119,8 +119,14 @@ class PrefillServer:
         )
         self._sender = sender
         metrics = PrefillMetrics()
-        limit = plan.config.admission.queue_limit
-        service = PrefillService(engine, info, sender, metrics, waiting_limit=limit)
+        service = PrefillService(
+            engine,
+            info,
+            sender,
+            metrics,
+            waiting_limit=plan.config.admission.queue_limit,
+            idle_timeout_s=plan.config.router.idle_timeout_s,
+        )
         self._service = service
         metrics.watch("waiting", "Requests that wait for their turn.", lambda: service.waiting)
         metrics.watch("active", "Requests that are not over.", lambda: service.active)

@@ -29,15 +29,12 @@ from pdhub.node.prefill_job import Job
 from pdhub.node.prefill_metrics import PrefillMetrics
 from pdhub.node.prefill_request import LegRequest
 from pdhub.node.prefill_turns import Turns
-from pdhub.sender import Sender, Session
+from pdhub.sender import LandingTooSmall, Sender, Session
 from pdhub.wire.errors import context_length_message
 
 log = logging.getLogger("pdhub.prefill")
 
 T = TypeVar("T")
-
-JOIN_TIMEOUT_S = 10.0
-"""A node answers a join at once or is stopped."""
 
 STALL_S = 0.05
 """A chunk that finds no staging slot in this time lets the next request compute."""
@@ -51,6 +48,7 @@ class PrefillService:
 
     Args:
         waiting_limit: requests that may wait for their turn; more are refused with 429.
+        idle_timeout_s: a node that answers no join and takes no KV for so long is stopped.
     """
 
     def __init__(
@@ -61,9 +59,11 @@ class PrefillService:
         metrics: PrefillMetrics,
         *,
         waiting_limit: int,
+        idle_timeout_s: float,
     ) -> None:
         self._engine, self._info, self._sender, self._metrics = engine, info, sender, metrics
         self._limit = waiting_limit
+        self._idle_timeout_s = idle_timeout_s
         self._turns = Turns()
         self._stalled = 0
         self._jobs: set[Job] = set()
@@ -149,8 +149,8 @@ class PrefillService:
         except RequestCancelled:
             outcome = "cancelled"
             raise
-        except InvalidRequest:
-            outcome = "invalid"
+        except (InvalidRequest, LandingTooSmall):
+            outcome = "refused"
             raise
         finally:
             self._metrics.ended(outcome, time.monotonic() - started)
@@ -171,7 +171,7 @@ class PrefillService:
         assert request.handoff is not None, "only a hand-over joins"
         joined = self._sender.begin_join(request.handoff, tokens, on_end=job.stop_soon)
         try:
-            return await job.join(joined, min(JOIN_TIMEOUT_S, request.handoff.budget_s))
+            return await job.join(joined, min(self._idle_timeout_s, request.handoff.budget_s))
         except TimeoutError:
             raise TransferFailed("the node did not answer in time") from None
 
@@ -212,7 +212,7 @@ class PrefillService:
     async def _send(self, session: Session, chunk: KVChunk) -> None:
         """Stage and post a chunk. While its node stalls, somebody else may compute."""
         loop = asyncio.get_running_loop()
-        sending = loop.run_in_executor(self._send_threads, session.send, chunk)
+        sending = loop.run_in_executor(self._send_threads, session.send, chunk, self._idle_timeout_s)
         done, _ = await asyncio.wait({sending}, timeout=STALL_S)
         if not done and self._stalled < MOST_OPEN - 1:
             self._stalled += 1
@@ -239,7 +239,8 @@ class PrefillService:
             job.stop(LeaseExpired("the KV did not reach the node in time"))
         except RequestError as error:
             self._metrics.handoffs.labels("failed").inc()
-            log.warning("transfer %s: %s", session.transfer_id, error.message)
+            level = logging.INFO if session.revoked else logging.WARNING
+            log.log(level, "transfer %s: %s", session.transfer_id, error.message)
         finally:
             self._over(job)
 

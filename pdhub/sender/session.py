@@ -83,16 +83,21 @@ class Session:
         """Finished or failed: nothing of it can be used any more."""
         return self._state in (_State.FINISHED, _State.FAILED)
 
-    def send(self, chunk: KVChunk) -> None:
+    def send(self, chunk: KVChunk, wait_s: float | None = None) -> None:
         """Copy a chunk into staging and post its writes. Waits for a free slot, not for the write.
 
+        Args:
+            wait_s: longest wait for the slot; never beyond the deadline. A node that takes nothing for so long
+                counts as stopped.
+
         Raises:
-            RequestError: why the session failed. LeaseExpired: no slot became free within the budget.
+            RequestError: why the session failed. LeaseExpired: no slot became free in time.
             EngineFailed: the chunk breaks the engine's contract (order, size, block borders).
         """
         ops_of = self._plan(chunk)
         context, target = self._context, (self._channel.host, self._channel.port)
-        slot = context.staging.take(target, self.deadline, lambda: self.ended)
+        until = self.deadline if wait_s is None else min(self.deadline, time.monotonic() + wait_s)
+        slot = context.staging.take(target, until, lambda: self.ended)
         if slot is None:
             self._end(LeaseExpired("the node did not take the KV in time"))
             raise self._failure()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pdhub.api import GroupKind, KVGroup, KVLayout
+from pdhub.api import GroupKind, KVGroup, KVLayout, Order
 from pdhub.sender import Sender
 from tests.unit.sender.fakenode import FakeNode, HeldTransport, until
 
@@ -13,12 +13,12 @@ BT = 4
 
 
 @pytest.fixture
-def layout() -> KVLayout:
+def layout(request: pytest.FixtureRequest) -> KVLayout:
     groups = (
         KVGroup("full", GroupKind.FULL, (0, 1, 2), BT, BT * 8, ("token:4", "dim:8"), "uint8"),
         KVGroup("extra", GroupKind.MLA, (0,), BT, BT * 2, ("token:4", "dim:2"), "uint8"),
     )
-    return KVLayout("m", 1, 1, groups)
+    return KVLayout("m", 1, 1, groups, getattr(request, "param", Order.BLOCK_MAJOR))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pdhub.api import (
     KVLayout,
     LayoutMismatch,
     LeaseExpired,
+    Order,
     RequestError,
     TransferFailed,
     TransferState,
@@ -25,6 +26,7 @@ from tests.unit.sender.fakenode import FakeNode, HeldTransport, chunks, until
 Make = Callable[..., Sender]
 
 
+@pytest.mark.parametrize("layout", list(Order), indirect=True)
 @pytest.mark.parametrize("tokens", [1, 7, 8, 9, 30])
 @pytest.mark.parametrize("max_ops", [0, 1])
 def test_a_whole_prompt_arrives_with_its_digest(
@@ -248,6 +250,17 @@ def test_no_slot_within_the_budget(
     with pytest.raises(LeaseExpired):
         session.send(second)
     until(lambda: node.got(Leave), "leave")
+
+
+def test_a_node_that_takes_nothing_counts_as_stopped(
+    layout: KVLayout, node: FakeNode, make_sender: Make, transport: HeldTransport
+) -> None:
+    transport.held.add(node.transport)
+    session = make_sender(slots=2).join(node.params(), 24)
+    first, second, _ = chunks(layout, 24, 8)
+    session.send(first, 0.05)
+    with pytest.raises(LeaseExpired):
+        session.send(second, 0.05)
 
 
 def test_failing_wakes_a_blocked_send(
