@@ -68,13 +68,17 @@ from pdhub.api.plugin import (
     TransportSpec,
 )
 from pdhub.api.policy import (
+    AdmissionOrder,
     Candidate,
     Decision,
     Filter,
     Health,
     NodeView,
+    NothingKnown,
     Policy,
     PoolView,
+    Prediction,
+    Predictor,
     Reason,
     Scorer,
     Snapshot,
@@ -95,6 +99,10 @@ from pdhub.api.transport import (
 )
 
 __all__ = [
+    "Predictor",
+    "Prediction",
+    "NothingKnown",
+    "AdmissionOrder",
     "API_VERSION",
     "AdmissionRejected",
     "Base",

@@ -17,7 +17,7 @@ from pdhub.api.engine import DecodeEngine, EngineContext
 from pdhub.api.launcher import Launcher
 from pdhub.api.operate import Operate
 from pdhub.api.parser import ParserFactory
-from pdhub.api.policy import Filter, Policy, Scorer
+from pdhub.api.policy import AdmissionOrder, Filter, Policy, Scorer
 from pdhub.api.prefill import PrefillEngine
 from pdhub.api.transport import Transport
 
@@ -94,16 +94,17 @@ class PolicyPart(StrEnum):
     POLICY = "policy"
     FILTER = "filter"
     SCORER = "scorer"
+    ADMISSION = "admission"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec(PluginSpec):
-    """A routing policy, filter or scorer, as ``part`` says."""
+    """A routing policy, filter, scorer or admission order, as ``part`` says."""
 
     kind: ClassVar[str] = "policy"
 
     part: PolicyPart = PolicyPart.POLICY
-    factory: Callable[[Any], Policy | Filter | Scorer]
+    factory: Callable[[Any], Policy | Filter | Scorer | AdmissionOrder]
 
 
 @dataclass(frozen=True, kw_only=True)

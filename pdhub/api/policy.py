@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from pdhub.api.engine import Capabilities, EngineLoad
 from pdhub.api.request import RequestRecord, RequestView
@@ -29,8 +30,15 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node, frozen. ``in_flight`` is the router's own count; ``load`` is the engine's last word and is
-    unknown when older than the host's staleness bound."""
+    """One node, frozen.
+
+    Args:
+        in_flight: the router's own count of requests on it. queued: of those that wait for its pool.
+        load: the engine's last word; unknown when older than the host's staleness bound.
+        slots: requests that it runs at once; 0 = unknown.
+        pending_tokens: prompt tokens sent to it and not yet answered (for a prefill instance: its backlog).
+        remaining_tokens: output tokens that its running requests may still produce, as far as the router knows.
+    """
 
     name: str
     pool: str
@@ -39,8 +47,9 @@ class NodeView:
     queued: int = 0
     load: EngineLoad = EngineLoad()
     labels: Mapping[str, str] = field(default_factory=dict)
-    predicted_ttft_ms: float | None = None
-    predicted_tpot_ms: float | None = None
+    slots: int = 0
+    pending_tokens: int = 0
+    remaining_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +67,42 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a request would see on a node, in milliseconds; None = unknown (which is neither good nor bad).
+
+    Args:
+        ttft_ms: from now to the first token, waiting included.
+        tpot_ms: per output token.
+        wait_ms: the part of ``ttft_ms`` that is waiting for a place.
+    """
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    wait_ms: float | None = None
+
+
+class Predictor(Protocol):
+    """A frozen latency model: same arguments, same answer. Part of a snapshot."""
+
+    def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
+        """Cheap: called for each candidate of each request. Stale knowledge counts as unknown."""
+        ...
+
+
+class NothingKnown:
+    """A predictor without knowledge."""
+
+    def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
+        return Prediction()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything a choice may depend on. ``version`` grows with every change."""
 
     version: int
     pools: tuple[PoolView, ...]
+    latency: Predictor = field(default_factory=NothingKnown)
 
 
 class Reason(StrEnum):
@@ -93,6 +133,7 @@ class Candidate:
     dropped_by: str | None = None
     why: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
+    predicted: Prediction | None = None
 
     @property
     def kept(self) -> bool:
@@ -102,12 +143,18 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The outcome. ``order`` are the kept nodes, best first: (pool, node); the first is chosen, the others
-    are where a retry goes. Empty if nothing can take the request (then ``reason`` says why)."""
+    are where a retry goes. Empty if nothing can take the request (then ``reason`` says why).
+
+    Args:
+        candidates: each node of the snapshot once; a sequence that may be made when it is first read.
+        policy: the policy that decided. rule: the rule that matched, if any.
+    """
 
     order: tuple[tuple[str, str], ...]
-    candidates: tuple[Candidate, ...]
+    candidates: Sequence[Candidate]
     reason: Reason
     policy: str
+    rule: str | None = None
 
     @property
     def pool(self) -> str | None:
@@ -146,3 +193,19 @@ class Scorer(ABC):
 
     def observe(self, record: RequestRecord) -> None:
         """As :meth:`Policy.observe`."""
+
+
+class AdmissionOrder(ABC):
+    """Who of those that wait in front of a pool enters next, and who may be refused for another."""
+
+    @abstractmethod
+    def rank(self, request: RequestView, deadline: float, now: float) -> tuple[float, ...]:
+        """Smaller enters earlier. Pure; asked once, when the request starts to wait.
+
+        Args:
+            deadline: monotonic seconds at which its TTFT budget ends.
+        """
+
+    def sheddable(self, request: RequestView) -> bool:
+        """May it be refused in favour of another? Default: only negative priority."""
+        return request.priority < 0

@@ -38,11 +38,17 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """Latency targets of one request in milliseconds; None = no target for that metric."""
+    """Latency targets of one request in milliseconds; None = no target for that metric.
+
+    Args:
+        slo_class: the named class that gave targets or defaults, if one did.
+        source: where the targets come from: ``header``, ``body``, ``class``, ``default`` or ``none``.
+    """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     slo_class: str | None = None
+    source: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ class RequestView:
         stream: the client wants server-sent events.
         tenant: who asks; ``default-flow`` if unknown.
         priority: higher is more important, negative is sheddable (one polarity inside, whatever the header's).
+        session: conversation that the client names; empty if none.
         headers: lower-cased names; only those that rules may match.
         prefix: digests of the prompt's prefixes, shortest first.
         arrived_s: monotonic clock.
@@ -92,6 +99,7 @@ class RequestView:
     stream: bool = False
     tenant: str = "default-flow"
     priority: int = 0
+    session: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     prefix: tuple[int, ...] = ()
     arrived_s: float = 0.0
@@ -102,6 +110,11 @@ class RequestRecord:
     """How a request ended; given to ``pdhub_request_finished`` observers and the decision log.
 
     Times are milliseconds since arrival; None = did not happen.
+
+    Args:
+        queued_ms: waited for a place in the pool. concurrency: requests on the node when this one started there.
+        tier: the service tier that really served it.
+        predicted_ttft_ms, predicted_tpot_ms: what the latency model said when the node was chosen.
     """
 
     id: str
@@ -121,4 +134,9 @@ class RequestRecord:
     kv_bytes: int | None = None
     attempts: int = 1
     slo: SLO = SLO()
+    queued_ms: float = 0.0
+    concurrency: int | None = None
+    tier: str | None = None
+    predicted_ttft_ms: float | None = None
+    predicted_tpot_ms: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
