@@ -31,7 +31,7 @@ def prompts(smollm2):
     tokenizer = Tokenizer.from_file(f"{smollm2}/tokenizer.json")
     out = []
     for number, length in enumerate(LENGTHS):
-        ids = tokenizer.encode(SEEDS[number % len(SEEDS)] * 60).ids
+        ids = tokenizer.encode(SEEDS[number % len(SEEDS)] * 80).ids
         out.append(ids[number : number + length])
     assert [len(p) for p in out] == LENGTHS
     return out

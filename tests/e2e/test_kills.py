@@ -125,6 +125,7 @@ async def test_a_killed_node_fails_its_streams_and_no_others(up, session):
     status, _ = await answer(session, tree.url)
     assert status in (200, 502, 503)
     tree.start("general-0")
+    await asyncio.to_thread(tree.wait_up, "general-0")
     await eventually_right(session, tree.url)
     assert await asyncio.to_thread(tree.leaks) == {}
 

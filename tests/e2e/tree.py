@@ -84,6 +84,13 @@ class Tree:
             time.sleep(0.05)
         raise AssertionError(f"not ready after {timeout_s} s: {last}\n" + "\n".join(map(self.log, self.running)))
 
+    def wait_up(self, name: str, timeout_s: float = 30) -> None:
+        """Until a restarted part answers its own health."""
+        deadline = time.monotonic() + timeout_s
+        while get(f"http://127.0.0.1:{self.parts[name]}/health")[0] != 200:
+            assert time.monotonic() < deadline, self.log(name)
+            time.sleep(0.05)
+
     def log(self, name: str) -> str:
         path = self.directory / f"{name}.log"
         return f"--- {name}\n{path.read_text()[-3000:]}" if path.exists() else f"--- {name}: no log"
