@@ -160,7 +160,7 @@ class Answerer:
             data = await self._caller.while_alive(self._endpoint, reply.read_some(self._wait_s))
         else:
             data = await reply.read_some()
-        self._endpoint.seen(self._clock())
+        self._endpoint.served(self._clock())
         return data
 
     async def _send(self, headers: Mapping[str, str], data: bytes) -> None:

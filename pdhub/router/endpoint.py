@@ -75,7 +75,7 @@ class Endpoint:
         self.draining = False
         self.problem = ""
         self._known = True
-        self.seen(now)
+        self.served(now)
 
     def missed(self, problem: str) -> None:
         """A probe failed."""
@@ -83,7 +83,11 @@ class Endpoint:
         self._misses += 1
 
     def seen(self, now: float) -> None:
-        """Any sign of life; bytes of an answer count as much as a probe, a busy endpoint is not a dead one."""
+        """Any sign of life, be it a refusal."""
+        self._last_seen = now
+
+    def served(self, now: float) -> None:
+        """Bytes of an answer came. That counts as much as a probe: an endpoint too busy for probes is not dead."""
         self._misses = 0
         self._last_seen = now
 

@@ -26,7 +26,7 @@ def features_of(body: Mapping[str, Any], chat: bool) -> frozenset[Feature]:
         body: validated. chat: it came to ``/v1/chat/completions``.
     """
     asked = {
-        Feature.N: (body.get("n") or 1) > 1 or choices_of(body) > 1,
+        Feature.N: (body.get("n") or 1) > 1 or (not chat and choices_of(body) > 1),
         Feature.BEST_OF: (body.get("best_of") or 1) > 1,
         Feature.ECHO: bool(body.get("echo")),
         Feature.PROMPT_LOGPROBS: body.get("prompt_logprobs") is not None,
@@ -37,7 +37,7 @@ def features_of(body: Mapping[str, Any], chat: bool) -> frozenset[Feature]:
         Feature.IGNORE_EOS: bool(body.get("ignore_eos")),
         Feature.STOP_TOKEN_IDS: bool(body.get("stop_token_ids")),
         Feature.REASONING: bool(body.get("reasoning_effort") or body.get("reasoning")),
-        Feature.MULTIMODAL: _multimodal(body),
+        Feature.MULTIMODAL: _multimodal(body, chat),
         Feature.EXTENSIONS: any(body.get(name) not in (None, "", False) for name in _EXTENSIONS),
     }
     return frozenset(feature for feature, wanted in asked.items() if wanted)
@@ -68,11 +68,11 @@ def _constrained(body: Mapping[str, Any]) -> bool:
     )
 
 
-def _multimodal(body: Mapping[str, Any]) -> bool:
+def _multimodal(body: Mapping[str, Any], chat: bool) -> bool:
     if any(body.get(name) is not None for name in _MULTIMODAL):
         return True
     return any(
         isinstance(part, dict) and part.get("type", "text") not in ("text", "refusal", "thinking")
-        for message in body.get("messages") or ()
+        for message in (body["messages"] if chat else ())
         for part in (message.get("content") if isinstance(message.get("content"), list) else ())
     )

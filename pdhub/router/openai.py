@@ -72,7 +72,7 @@ def parse_request(endpoint: str, raw: bytes, model: str, aliases: Collection[str
     named = body["model"]
     if named != model and named not in aliases:
         raise ModelNotFound(f"the model `{named[:200]}` does not exist", param="model")
-    low, high = _estimate(body, raw)
+    low, high = _estimate(body, raw, chat)
     return ClientRequest(
         endpoint=endpoint,
         raw=raw,
@@ -100,8 +100,8 @@ def _decode(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _estimate(body: Mapping[str, Any], raw: bytes) -> tuple[int, int]:
-    prompt = body.get("prompt")
+def _estimate(body: Mapping[str, Any], raw: bytes, chat: bool) -> tuple[int, int]:
+    prompt = None if chat else body["prompt"]
     if isinstance(prompt, list):
         first = prompt[0]
         if isinstance(first, int):
@@ -109,15 +109,13 @@ def _estimate(body: Mapping[str, Any], raw: bytes) -> tuple[int, int]:
         if isinstance(first, list):
             return len(first), len(first)
     # English has four to five bytes a token, other scripts about two; the exact number comes from prefill.
-    return max(1, _letters(body) // 8), len(raw) // 2 + TEMPLATE_TOKENS
+    return max(1, _letters(body, chat) // 8), len(raw) // 2 + TEMPLATE_TOKENS
 
 
-def _letters(body: Mapping[str, Any]) -> int:
-    prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        return len(prompt)
-    if isinstance(prompt, list):
-        return max(len(p) for p in prompt)
+def _letters(body: Mapping[str, Any], chat: bool) -> int:
+    if not chat:
+        prompt = body["prompt"]
+        return len(prompt) if isinstance(prompt, str) else max(len(p) for p in prompt)
     total = 0
     for message in body["messages"]:
         content = message.get("content")

@@ -8,6 +8,7 @@ credentials and nobody else's, a limit on every wait, and ``abort`` that closes 
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from yarl import URL
 
 from pdhub.api.errors import EngineFailed
 from pdhub.router.errors import UpstreamTimeout
+
+LARGE = 1 << 20
 
 log = logging.getLogger("pdhub.router.relay")
 
@@ -104,6 +107,11 @@ class UpstreamReply:
             self.abort()
 
 
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    # aiohttp writes large bytes in one go and warns about it; a file is written piece by piece.
+    return io.BytesIO(body) if body is not None and len(body) > LARGE else body
+
+
 class Upstream:
     """Connections to all engines and instances."""
 
@@ -147,7 +155,12 @@ class Upstream:
         try:
             async with asyncio.timeout(timeouts.connect_s + timeouts.first_byte_s):
                 response = await self._session.request(
-                    method, URL(endpoint.url + path), data=body, headers=sent, allow_redirects=False, timeout=limits
+                    method,
+                    URL(endpoint.url + path),
+                    data=_payload(body),
+                    headers=sent,
+                    allow_redirects=False,
+                    timeout=limits,
                 )
         except TimeoutError as error:  # aiohttp's own time-outs are TimeoutErrors too
             raise UpstreamTimeout(f"'{endpoint.name}' did not answer in time") from error

@@ -6,6 +6,7 @@ import time
 
 from pdhub.api.client import EngineClient, LegOrder
 from pdhub.api.errors import ConfigError
+from pdhub.api.policy import Health
 from pdhub.config.build import Plan
 from pdhub.config.models import NodeConfig, PoolConfig, RouterConfig
 from pdhub.config.settings import secret
@@ -24,6 +25,8 @@ from pdhub.router.relay import Upstream
 from pdhub.telemetry.observer import Observer
 from pdhub.telemetry.router import RouterMetrics
 from pdhub.wire.server import HttpServer
+
+ABSENT = frozenset({Health.STARTING, Health.DRAINING, Health.DOWN})
 
 
 class RouterServer:
@@ -104,8 +107,9 @@ class RouterServer:
         now = context.clock()
         for pool in context.fleet.pools.values():
             pool.learn()
-            usable = [n for n in pool.nodes.values() if n.usable(now)]
-            context.gate.resize(pool.name, sum(_places(pool.client, n) for n in usable))
+            # Not of nodes whose breaker is open: that passes by itself, and the policy already leaves them out.
+            there = [n for n in pool.nodes.values() if n.health(now) not in ABSENT]
+            context.gate.resize(pool.name, sum(_places(pool.client, n) for n in there))
         context.fleet.changed()
 
     def _pool(self, pool: PoolConfig) -> Pool:

@@ -39,27 +39,32 @@ class StreamWatch:
         self.finished = False
         self.usage: Mapping[str, Any] | None = None
         self.error: Mapping[str, Any] | None = None
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._searched = 0  # no event ends before here
 
     def feed(self, data: bytes) -> bytes:
         """Whole events that ``data`` completed, unchanged. Raises EngineFailed for an endless event."""
-        buffer = self._buffer + data if self._buffer else data
+        buffer = self._buffer
+        buffer += data
         start = 0
-        for match in _END.finditer(buffer):
+        for match in _END.finditer(buffer, self._searched):
             if self.error is not None or self.done:
                 break
-            self._see(buffer[start : match.end()])
+            self._see(bytes(buffer[start : match.end()]))
             if self.error is not None:
                 break
             start = match.end()
-        self._buffer = buffer[start:]
-        if len(self._buffer) > MAX_EVENT:
+        out = bytes(buffer[:start])
+        del buffer[:start]
+        self._searched = max(0, len(buffer) - 3)
+        if len(buffer) > MAX_EVENT:
             raise EngineFailed("the engine's event does not end")
-        return buffer[:start]
+        return out
 
     def rest(self) -> bytes:
         """At the end of the stream: a last event without its blank line, unless it is cut short."""
-        rest, self._buffer = self._buffer, b""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
         if self.done or self.error is not None or not rest.strip():
             return b"" if self.error is not None else rest
         self._see(rest)

@@ -22,15 +22,18 @@ class NodeFrames(FrameParser):
     """One stream. The order is fixed: a start frame, tokens, then ``done`` or ``error``."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._open = bytearray()  # a line whose end has not come
         self._stats: dict[str, float] = {}
         self._count = 0
         self._finished = False
 
     def feed(self, data: bytes) -> Sequence[TokenChunk | Finished]:
-        lines = (self._buffer + data).split(b"\n")
-        self._buffer = lines.pop()
-        if len(self._buffer) > MAX_LINE:
+        lines = data.split(b"\n")
+        if len(lines) > 1 and self._open:
+            lines[0] = bytes(self._open) + lines[0]
+            self._open.clear()
+        self._open += lines.pop()
+        if len(self._open) > MAX_LINE:
             raise EngineFailed("the node sent a line that is no frame")
         items: list[TokenChunk | Finished] = []
         for line in lines:
