@@ -12,7 +12,8 @@ from pdhub.api.errors import ConfigError
 def bind(host: str, port: int, what: str) -> socket.socket:
     """A listening TCP socket. ``what`` names the owner in the error."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol said: asyncio disables Nagle's algorithm only then, and answers would wait 40 ms for an ACK.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
