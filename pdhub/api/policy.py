@@ -121,6 +121,8 @@ class Reason(StrEnum):
     SPILL = "spill"
     NO_CAPABLE_POOL = "no-capable-pool"
     NO_HEALTHY_NODE = "no-healthy-node"
+    #: rules and filters left nobody
+    FILTERED = "filtered"
     SHED = "shed"
 
 
@@ -183,6 +185,11 @@ class Filter(ABC):
     def drop(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> str | None:
         """Why this node cannot take the request; None keeps it. Pure."""
 
+    def using(self, latency: Predictor) -> Filter:
+        """The filter to ask for one choice; called once before its :meth:`drop` calls. Override it to filter by
+        predictions: return an object that holds ``latency``. Default: this filter itself."""
+        return self
+
 
 class Scorer(ABC):
     """Rates candidates."""
@@ -190,6 +197,10 @@ class Scorer(ABC):
     @abstractmethod
     def score(self, request: RequestView, nodes: Sequence[tuple[PoolView, NodeView]], now: float) -> Sequence[float]:
         """One number between 0 (worst) and 1 (best) a node, in the given order. Pure."""
+
+    def using(self, latency: Predictor) -> Scorer:
+        """As :meth:`Filter.using`; :meth:`observe` is called on the scorer itself."""
+        return self
 
     def observe(self, record: RequestRecord) -> None:
         """As :meth:`Policy.observe`."""

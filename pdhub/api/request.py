@@ -86,6 +86,7 @@ class RequestView:
         headers: lower-cased names; only those that rules may match.
         prefix: digests of the prompt's prefixes, shortest first.
         arrived_s: monotonic clock.
+        wall_s: the same moment in seconds since the epoch, for rules with a time window; None = unknown.
     """
 
     id: str
@@ -103,6 +104,7 @@ class RequestView:
     headers: Mapping[str, str] = field(default_factory=dict)
     prefix: tuple[int, ...] = ()
     arrived_s: float = 0.0
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
