@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}"
-    "{{ m.tool_calls[0].function.arguments.city }}{% endif %}\n{% endfor %}"
-    "{% if tools %}tools:{{ tools | length }}\n{% endif %}{% if shout %}!{% endif %}"
+    "{{ m.tool_calls[0].function.arguments.city }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if tools %}tools:{{ tools | length }}{{ '\n' }}{% endif %}{% if shout %}!{% endif %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 

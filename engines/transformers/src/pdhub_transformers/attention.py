@@ -8,7 +8,7 @@ shapes as a lone request: what a row computes cannot depend on its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,11 @@ class Feed:
     row: Row
     start: int
     tokens: Sequence[int]
+
+    def single(self) -> Iterator[Feed]:
+        """The same tokens one by one."""
+        for offset, token in enumerate(self.tokens):
+            yield Feed(self.row, self.start + offset, (token,))
 
 
 class RowCache(Cache):  # type: ignore[misc]

@@ -1,16 +1,20 @@
-"""Linear layers whose rows do not depend on how many rows there are.
+"""Layers whose rows do not depend on how many rows there are.
 
 A matrix product of one row and of eight rows uses different kernels and rounds differently, so a token could
 depend on who else is being served. Here several rows are a *batch of one-row products* instead: each row goes
-through the kernel that a lone row would, while all of them share one pass over the weights.
+through the kernel that a lone row would, while all of them share one pass over the weights. Activations run row by
+row, because the vector and the scalar form of an exponential differ and a row's border moves between them.
 
-That the two are equal bit for bit is a property of the BLAS library, not of the standard: :func:`make_exact`
-checks it for every weight shape on the machine at hand, and where it does not hold rows run one after another.
+That the two products are equal bit for bit is a property of the BLAS library, not of the standard:
+:func:`make_exact` checks it for every weight shape on the machine at hand, and where it does not hold rows run one
+after another. The loader then checks the whole model once.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +58,8 @@ def make_exact(model: nn.Module, max_rows: int) -> bool:
     """
     known: dict[tuple[int, int, bool], bool] = {}
     for layer in model.modules():
+        if _is_activation(layer):
+            layer.forward = partial(_row_by_row, layer.forward)
         if type(layer) is not nn.Linear:
             continue
         shape = (layer.in_features, layer.out_features, layer.bias is not None)
@@ -64,6 +70,16 @@ def make_exact(model: nn.Module, max_rows: int) -> bool:
         layer.__class__ = RowLinear
         layer.batched = known[shape]
     return all(known.values())
+
+
+def _is_activation(layer: nn.Module) -> bool:
+    """A leaf that holds nothing: SiLU, GELU … (and dropout, for which it makes no difference)."""
+    parts = (layer.children(), layer.parameters(), layer.buffers())
+    return all(next(iter(part), None) is None for part in parts)
+
+
+def _row_by_row(forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+    return forward(input) if input.shape[0] == 1 else torch.cat([forward(row) for row in input.split(1)])
 
 
 def _probes(max_rows: int) -> list[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from pdhub_transformers.config import TransformersConfig
 from pdhub_transformers.exact import make_exact
 from pdhub_transformers.rows import Geometry, Row
 from pdhub_transformers.source import model_directory
+
+_log = logging.getLogger("pdhub.transformers")
 
 DEFAULT_CONTEXT = 8192
 """Most tokens a request may have unless the configuration says more: a row is reserved for each landing."""
@@ -37,6 +40,7 @@ class LoadedModel:
         vocabulary: number of token ids.
         eos_token_ids: ids that end a sequence, from the generation config or the config.
         sampling_defaults: from the generation config.
+        together: several rows may share a forward pass.
     """
 
     model: torch.nn.Module
@@ -48,9 +52,15 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float | int]
     forward: Callable[..., Any]
+    together: bool = True
 
     def decode(self, feeds: Sequence[Feed]) -> Tensor:
         """One step: logits ``[tokens, vocabulary]`` for every fed token, in order."""
+        if self.together:
+            return self._step(feeds)
+        return torch.cat([self._step([one]) for feed in feeds for one in feed.single()])
+
+    def _step(self, feeds: Sequence[Feed]) -> Tensor:
         ids = [token for feed in feeds for token in feed.tokens]
         positions = [feed.start + i for feed in feeds for i in range(len(feed.tokens))]
         both = torch.tensor([ids, positions], device=self.geometry.device).unsqueeze(-1)
@@ -116,8 +126,7 @@ def load_model(config: TransformersConfig, context: EngineContext, *, exact_rows
         sampling_defaults=_defaults(directory),
         forward=_forward(model),
     )
-    _prepare(loaded, exact_rows)
-    return loaded
+    return _prepare(loaded, exact_rows)
 
 
 def _check_attention(config: Any, directory: Path) -> None:
@@ -149,28 +158,33 @@ def _forward(model: Any) -> Callable[..., Any]:
 
 
 @torch.inference_mode()
-def _prepare(loaded: LoadedModel, exact_rows: int) -> None:
+def _prepare(loaded: LoadedModel, exact_rows: int) -> LoadedModel:
     """Switch the model to rows and prove, on a few tokens, that it still computes what it did."""
-    model, size = loaded.model, min(6, loaded.max_context)
-    ids = [i % loaded.vocabulary for i in range(3, 3 + size)]
+    model, size = loaded.model, min(6, loaded.max_context - 1)
+    ids = [i % loaded.vocabulary for i in range(3, 4 + size)]
     want = model(input_ids=torch.tensor([ids], device=loaded.geometry.device), use_cache=False).logits[0, -1].float()
     model.config._attn_implementation = NAME
-    if exact_rows > 1:
-        make_exact(model, exact_rows)
-    row = Row(loaded.geometry, size)
+    row = Row(loaded.geometry, size + 1 + exact_rows)
+    last = Feed(row, size, ids[-1:])
     try:
-        if size > 1:
+        if size:
             loaded.chunk(Feed(row, 0, ids[:-1]))
-        got = loaded.decode([Feed(row, size - 1, ids[-1:])])[0]
+        got = loaded.decode([last])[0]
     except (TypeError, AttributeError, RuntimeError) as error:
-        raise ConfigError(
-            f"{type(model).__name__} has no plain attention cache: {error}", where="model.path"
-        ) from error
+        raise ConfigError(f"{type(model).__name__} has no plain attention: {error}", where="model.path") from error
     tolerance = 1e-3 if loaded.geometry.dtype is torch.float32 else 0.1
     if not torch.allclose(got, want, rtol=tolerance, atol=tolerance * float(want.abs().max())):
         raise ConfigError(
             f"{type(model).__name__} computes something else than plain attention over its cache", where="model.path"
         )
+    if exact_rows < 2:
+        return loaded
+    make_exact(model, exact_rows)
+    several = Feed(row, size, [i % loaded.vocabulary for i in range(exact_rows)])
+    if torch.equal(loaded.decode([several]), torch.cat([loaded.decode([one]) for one in several.single()])):
+        return loaded
+    _log.warning("%s: rows influence each other's rounding here, so each is computed alone", type(model).__name__)
+    return replace(loaded, together=False)
 
 
 def _eos(model: Any) -> tuple[int, ...]:

@@ -59,6 +59,7 @@ CANCEL_WITHIN_S = 2.0
 class _Claim:
     """What stands behind a landing."""
 
+    landing: Landing
     row: Row
     prompt_tokens: int | None = None
 
@@ -112,7 +113,7 @@ class TransformersEngine(DecodeEngine):
             raise AdmissionRejected("no memory for another landing") from error
         self._claimed += 1
         landing = Landing(f"{self._context.name}-{self._claimed}", tokens, model.layout, (region,))
-        self._claims[landing.id] = _Claim(self._rows.pop())
+        self._claims[landing.id] = _Claim(landing, self._rows.pop())
         return landing
 
     async def inject(self, landing: Landing, handoff: Handoff) -> None:
@@ -155,10 +156,9 @@ class TransformersEngine(DecodeEngine):
         claim = self._claims.pop(landing.id, None)
         if claim is None:
             return
-        for region in landing.regions:
+        for region in claim.landing.regions:
             self._context.transport.unregister(region.id)
-        if not self._closed:
-            self._rows.append(claim.row)
+        self._rows.append(claim.row)
 
     def load(self) -> EngineLoad:
         if self._model is None or self._worker is None:
@@ -174,6 +174,8 @@ class TransformersEngine(DecodeEngine):
         self._closed = True
         if self._worker is not None:
             await asyncio.to_thread(self._worker.close)
+        for claim in list(self._claims.values()):
+            self.release(claim.landing)
         self._rows.clear()
         self._model = None
 

@@ -41,8 +41,8 @@ def validate(sampling: Sampling, vocabulary: int, logprobs: int | None) -> None:
 
 def uniform(seed: int, position: int) -> float:
     """The random number in [0, 1) of one output position."""
-    bits = np.random.Philox(key=[seed & 0xFFFF_FFFF_FFFF_FFFF, 0], counter=[position, 0, 0, 0])
-    return float(np.random.Generator(bits).random())
+    key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, 0], dtype=np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key, counter=[position, 0, 0, 0])).random())
 
 
 class Sampler:
