@@ -124,8 +124,8 @@ class WarmMemory:
             item.drop()
 
     def close(self) -> None:
-        """Drop the stock. Idempotent."""
+        """Drop the stock, and whatever is still given. Idempotent."""
         with self._lock:
-            free, self._free = self._free, []
+            free, self._free, self._limit = self._free, [], 0
         for memory in free:
             memory.drop()

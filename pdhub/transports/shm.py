@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from pdhub.transports.posting import Posting, refused
 from pdhub.transports.regions import Regions, is_cpu
 from pdhub.transports.shm_target import ShmTarget
 from pdhub.transports.shm_wire import NAME, TOKEN_BYTES, make_metadata, read_metadata
-from pdhub.transports.shm_writer import ShmPeer
+from pdhub.transports.shm_writer import ShmLink, ShmPeer
 
 if TYPE_CHECKING:
     from pdhub.transports.plugin import ShmConfig
@@ -44,7 +45,8 @@ class ShmTransport(Transport):
         self._config = config
         self._regions = Regions(MAX_OPS)
         self._target = ShmTarget(config.warm_bytes)
-        self._peers: list[ShmPeer] = []
+        self._links: dict[str, ShmLink] = {}
+        self._lock = threading.Lock()
 
     def open(self) -> TransportCaps:
         if not sys.platform.startswith("linux"):
@@ -82,9 +84,13 @@ class ShmTransport(Transport):
         return make_metadata(self._target.serve())
 
     def connect(self, peer: PeerMetadata) -> Peer:
-        connected = ShmPeer(read_metadata(peer), self._config.timeout_s)
-        self._peers = [known for known in self._peers if not known.ended] + [connected]
-        return connected
+        address = read_metadata(peer)
+        with self._lock:
+            link = self._links.get(address)
+            if link is None or link.over:
+                self._links = {known: link for known, link in self._links.items() if not link.over}
+                link = self._links[address] = ShmLink(address, self._config.timeout_s)
+        return ShmPeer(link)
 
     def grant(self, region_id: str, writer: str) -> Grant:
         region = self._regions.get(region_id)
@@ -115,8 +121,9 @@ class ShmTransport(Transport):
         return True
 
     def close(self) -> None:
-        peers, self._peers = self._peers, []
-        for peer in peers:
-            peer.close()
+        with self._lock:
+            links, self._links = self._links, {}
+        for link in links.values():
+            link.close()
         self._regions.clear()
         self._target.close()

@@ -44,13 +44,31 @@ class Opened:
 
 @dataclass(slots=True)
 class Job:
+    peer: ShmPeer
     posting: Posting
     grant: Grant
     ops: Sequence[WriteOp]
 
 
 class ShmPeer(Peer):
-    """A connected target.
+    """A target, as one user of its link sees it."""
+
+    def __init__(self, link: ShmLink) -> None:
+        self._link = link
+        self.closed = False
+
+    def post(self, posting: Posting, grant: Grant, ops: Sequence[WriteOp]) -> None:
+        """Queue a write; it fails at once if the target is gone or the peer was closed."""
+        self._link.post(Job(self, posting, grant, ops))
+
+    def close(self) -> None:
+        self.closed = True
+        self._link.leave(self)
+
+
+class ShmLink:
+    """The connection to one target process, and one thread that copies. It outlives its peers, so that memory that is
+    mapped once stays mapped from one hand-over to the next: mapping anew costs as much as copying.
 
     Args:
         address: of the target's socket.
@@ -70,11 +88,13 @@ class ShmPeer(Peer):
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._jobs: deque[Job] = deque()
+        self._leaving: deque[tuple[ShmPeer, threading.Event]] = deque()
+        self._current: ShmPeer | None = None
         self._over = ""
         self._ended = False
-        # Mappings stay between grants: mapping anew costs as much as copying.
         self._memory: dict[int, mmap.mmap] = {}
         self._opened: dict[bytes, Opened] = {}
+        self._users: dict[bytes, set[ShmPeer]] = {}
         self._refused: set[bytes] = set()
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
@@ -82,29 +102,40 @@ class ShmPeer(Peer):
         self._thread = threading.Thread(target=self._run, name="pdhub shm writer", daemon=True)
         self._thread.start()
 
-    def post(self, posting: Posting, grant: Grant, ops: Sequence[WriteOp]) -> None:
-        """Queue a write; it fails at once if the target is gone or was closed."""
-        posting.interrupt = self._poke
+    @property
+    def over(self) -> bool:
+        """The target is gone, or it was closed: of no use for another peer."""
+        return bool(self._over)
+
+    def post(self, job: Job) -> None:
+        job.posting.interrupt = self._poke
         with self._lock:
-            over = self._over
+            over = self._over or ("the peer was closed" if job.peer.closed else "")
             if not over:
-                self._jobs.append(Job(posting, grant, ops))
+                self._jobs.append(job)
         if over:
-            posting.finish(TransferState.FAILED, TransferFailed(over))
+            job.posting.finish(TransferState.FAILED, TransferFailed(over))
         else:
             self._poke()
 
-    def close(self) -> None:
+    def leave(self, peer: ShmPeer) -> None:
+        """Fail what a closed peer has posted and return its grants. Returns when that is done."""
+        left = threading.Event()
         with self._lock:
-            self._over = self._over or "the peer was closed"
+            if self._ended:
+                return
+            self._leaving.append((peer, left))
+        self._poke()
+        if threading.current_thread() is not self._thread:
+            left.wait()
+
+    def close(self) -> None:
+        """End the thread; every grant is returned. Idempotent."""
+        with self._lock:
+            self._over = self._over or "the transport was closed"
         self._poke()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    @property
-    def ended(self) -> bool:
-        """Its thread and descriptors are gone."""
-        return self._ended
 
     def _poke(self) -> None:
         with self._lock:
@@ -118,7 +149,11 @@ class ShmPeer(Peer):
             while not self._over:
                 self._receive(None)
                 while self._jobs and not self._over:
-                    self._copy(self._jobs.popleft())
+                    job = self._jobs.popleft()
+                    self._current = job.peer
+                    self._copy(job)
+                    self._current = None
+                    self._let_go()
             for token in self._opened:
                 self._send(Kind.RETURNED, token)
         except TargetGone:
@@ -132,6 +167,7 @@ class ShmPeer(Peer):
             self._over = self._over or "the writer's thread ended"
             self._ended = True
             jobs, self._jobs = self._jobs, deque()
+            leaving, self._leaving = self._leaving, deque()
             os.close(self._wake)
             self._sock.close()
         for job in jobs:
@@ -139,20 +175,40 @@ class ShmPeer(Peer):
         for mapping in self._memory.values():
             mapping.close()
         self._memory.clear()
+        for _, left in leaving:
+            left.set()
+
+    def _let_go(self) -> None:
+        """Peers that were closed: their jobs fail, their grants go back. Not the one whose copy runs: it is told to
+        stop, and comes when it has."""
+        while self._leaving and self._leaving[0][0] is not self._current:
+            with self._lock:
+                peer, left = self._leaving.popleft()
+                mine = [job for job in self._jobs if job.peer is peer]
+                self._jobs = deque(job for job in self._jobs if job.peer is not peer)
+            for job in mine:
+                job.posting.finish(TransferState.FAILED, TransferFailed("the peer was closed"))
+            for token in [token for token, users in self._users.items() if users == {peer}]:
+                del self._users[token]
+                if self._opened.pop(token, None) is not None:
+                    self._send(Kind.RETURNED, token)
+            for users in self._users.values():
+                users.discard(peer)
+            left.set()
 
     def _copy(self, job: Job) -> None:
-        posting, token = job.posting, job.grant.data
+        posting = job.posting
         if not posting.begin():
             return
         try:
-            target = self._open(posting, token)
+            target = self._open(job)
             budget = 0
             for op in job.ops:
                 if op.remote_offset + op.nbytes > target.nbytes:
                     raise TransferFailed("the grant says more bytes than the region behind it has")
                 for start in range(0, op.nbytes, PIECE):
                     if budget <= 0:
-                        self._check(posting, token)
+                        self._check(job)
                         budget = PIECE
                     size = min(PIECE, op.nbytes - start)
                     ctypes.memmove(
@@ -161,7 +217,7 @@ class ShmPeer(Peer):
                     budget -= size + COPY_COST
             # A fence tells its writers before it returns. If it came while bytes were copied, it is seen here: they
             # went where nobody reads, and "done" would be a lie.
-            self._check(posting, token)
+            self._check(job)
         except Aborted:
             posting.finish(TransferState.ABORTED)
         except TransferFailed as error:
@@ -172,7 +228,8 @@ class ShmPeer(Peer):
         else:
             posting.finish(TransferState.DONE)
 
-    def _open(self, posting: Posting, token: bytes) -> Opened:
+    def _open(self, job: Job) -> Opened:
+        token = job.grant.data
         if token not in self._opened:
             self._refused.clear()
             self._send(Kind.OPEN, token)
@@ -183,21 +240,22 @@ class ShmPeer(Peer):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise TransferFailed(f"the target did not open the landing within {self._timeout_s} s")
-                self._stop_if_asked(posting)
+                self._stop_if_asked(job)
                 self._receive(left)
+        self._users.setdefault(token, set()).add(job.peer)
         return self._opened[token]
 
-    def _check(self, posting: Posting, token: bytes) -> None:
+    def _check(self, job: Job) -> None:
         self._receive(0)
-        self._stop_if_asked(posting)
-        if token not in self._opened:
+        self._stop_if_asked(job)
+        if job.grant.data not in self._opened:
             raise TransferFailed("the target took the grant back")
 
-    def _stop_if_asked(self, posting: Posting) -> None:
-        if posting.aborting:
+    def _stop_if_asked(self, job: Job) -> None:
+        if job.posting.aborting:
             raise Aborted
-        if self._over:
-            raise TransferFailed(self._over)
+        if job.peer.closed or self._over:
+            raise TransferFailed(self._over or "the peer was closed")
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -214,6 +272,7 @@ class ShmPeer(Peer):
             if fd == self._wake:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
+                self._let_go()
             else:
                 while self._take_in():
                     pass
@@ -235,9 +294,9 @@ class ShmPeer(Peer):
             elif kind is Kind.REFUSED:
                 self._refused.add(token)
             elif kind is Kind.REVOKED:
-                self._opened.pop(token, None)
+                self._over_with(token)
             elif kind is Kind.RECALL:
-                self._opened.pop(token, None)
+                self._over_with(token)
                 self._send(Kind.RETURNED, token)
             elif kind is Kind.FORGET:
                 self._forget(segment)
@@ -262,6 +321,10 @@ class ShmPeer(Peer):
         else:  # the grant goes back unused
             self._refused.add(token)
             self._send(Kind.RETURNED, token)
+
+    def _over_with(self, token: bytes) -> None:
+        self._opened.pop(token, None)
+        self._users.pop(token, None)
 
     def _forget(self, segment: int) -> None:
         mapping = self._memory.pop(segment, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pdhub.api import Grant, OnDone, Peer, PeerMetadata, Region, Transfer, Transport, TransportCaps, WriteOp
@@ -65,16 +66,18 @@ class TcpTransport(Transport):
 
     def unregister(self, region_id: str) -> None:
         region = self._regions.remove(region_id)
-        stopped = self._target.revoke(region_id, FENCE_WITHIN_S)
-        self._target.forget(region_id)
-        if stopped and region is not None and region.view is not None:
+        memory = self._memory.pop(region_id, None)
+        if memory is not None:
+            self._target.free(region_id, partial(self._reuse, region, memory))
+        else:  # the caller's own memory, which it may free when this returns
+            self._target.revoke(region_id, FENCE_WITHIN_S)
+            self._target.free(region_id, _nothing)
+
+    def _reuse(self, region: Region | None, memory: Memory) -> None:
+        if region is not None and region.view is not None:
             with contextlib.suppress(BufferError):  # somebody still looks at it: the memory is then not used again
                 region.view.release()
-        memory = self._memory.pop(region_id, None)
-        if memory is not None and stopped:
-            self._warm.give(memory)
-        elif memory is not None:
-            memory.drop()
+        self._warm.give(memory)
 
     def export_metadata(self) -> PeerMetadata:
         return make_metadata(self._config.advertise or self._config.host, self._target.serve())
@@ -122,3 +125,7 @@ class TcpTransport(Transport):
             _, memory = self._memory.popitem()
             memory.drop()
         self._warm.close()
+
+
+def _nothing() -> None:
+    return None

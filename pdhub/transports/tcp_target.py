@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdhub.api import PluginError, Region
@@ -21,12 +22,13 @@ PIECE = 4 << 20
 
 @dataclass(eq=False)
 class Landing:
-    """A region that was granted. ``revoked`` never goes back."""
+    """A region that was granted. ``revoked`` never goes back; ``then`` is called when nobody can write any more."""
 
     region: Region
     tokens: set[bytes] = field(default_factory=set)
     connections: set[Connection] = field(default_factory=set)
     revoked: bool = False
+    then: Callable[[], None] | None = None
 
 
 @dataclass(eq=False)
@@ -105,16 +107,28 @@ class TcpTarget:
             landing = self._landings.get(region_id)
             if landing is None:
                 return True
-            landing.revoked = True
-            for token in landing.tokens:
-                self._tokens.pop(token, None)
-            landing.tokens.clear()
-            connections = list(landing.connections)
+            connections = self._revoke(landing)
         return self._stop(connections, within_s)
 
-    def forget(self, region_id: str) -> None:
+    def free(self, region_id: str, then: Callable[[], None]) -> None:
+        """End every grant and connection of the region, and call ``then`` once no thread can write into it any more.
+        Does not wait for that: the host frees landings on its event loop."""
         with self._lock:
-            self._landings.pop(region_id, None)
+            landing = self._landings.pop(region_id, None)
+            connections = [] if landing is None else self._revoke(landing)
+            if landing is not None and connections:
+                landing.then = then
+        for connection in connections:
+            connection.stop()
+        if not connections:
+            then()
+
+    def _revoke(self, landing: Landing) -> list[Connection]:
+        landing.revoked = True
+        for token in landing.tokens:
+            self._tokens.pop(token, None)
+        landing.tokens.clear()
+        return list(landing.connections)
 
     def close(self) -> None:
         """Stop listening and every connection. Idempotent."""
@@ -184,8 +198,8 @@ class TcpTarget:
             connection.sock.close()
             with self._lock:
                 self._connections.discard(connection)
-                if landing is not None:
-                    landing.connections.discard(connection)
+            if landing is not None:
+                self._left(connection, landing)
 
     def _admit(self, connection: Connection) -> Landing | None:
         magic, protocol, purpose, token = HELLO.unpack(receive(connection.sock, HELLO.size))
@@ -206,11 +220,19 @@ class TcpTarget:
         if landing is None or not self._stop(before, self._timeout_s):
             send(connection.sock, ANSWER.pack(Status.UNKNOWN_GRANT, 0))
             if landing is not None:
-                with self._lock:
-                    landing.connections.discard(connection)
+                self._left(connection, landing)
             return None
         send(connection.sock, ANSWER.pack(Status.OK, landing.region.nbytes))
         return landing
+
+    def _left(self, connection: Connection, landing: Landing) -> None:
+        with self._lock:
+            landing.connections.discard(connection)
+            then = None if landing.connections else landing.then
+            if then is not None:
+                landing.then = None
+        if then is not None:
+            then()
 
     def _receive(self, connection: Connection, region: Region) -> None:
         assert region.view is not None

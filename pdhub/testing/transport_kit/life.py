@@ -29,7 +29,7 @@ GUARD = 0xA5
 
 
 class LifeRules:
-    """T40 to T51."""
+    """T40 to T52."""
 
     def test_T40_on_done_is_called_once_with_a_final_state(self, pair: TransportPair) -> None:
         """A second call frees a staging slot twice; a missing one leaks it."""
@@ -176,6 +176,8 @@ class LifeRules:
         other.write(fenced, b"x")
         other.node.fence(fenced.region.id, other.caps.fence_within_s)
         other.node.unregister(fenced.region.id)
+        for _ in range(5):
+            other.sender.connect(other.node.export_metadata()).close()
         other.post(target, long_write(other, 1 << 20, 1))
         for transport in (other.sender, other.node):
             transport.close()
@@ -204,6 +206,21 @@ class LifeRules:
         assert pair.refused(old.grant, [WriteOp(pair.source(b"y"), 0, 0, 1)]), "a grant outlived its instance"
         pair.write(fresh, pattern(4096))
         assert peek(fresh.region) == pattern(4096)
+
+    def test_T52_peers_of_one_target_are_independent(self, pair: TransportPair) -> None:
+        """A sender connects for each hand-over; the end of one must not fail another, nor make it start anew."""
+        targets = [pair.target(LARGE) for _ in range(2)]
+        going = pair.post(targets[0], long_write(pair, LARGE, 1))
+        first_byte(targets[0], 1)
+        for _ in range(3):
+            other = pair.sender.connect(pair.node.export_metadata())
+            waiting = pair.sender.write(other, targets[1].grant, [WriteOp(pair.source(b"x"), 0, 0, 1)])
+            other.close()
+            assert waiting.wait(PATIENCE_S) in FINAL, "a closed peer's write does not end"
+            assert going.wait(0) is TransferState.POSTED, "the end of one peer ended another's write"
+        going.abort()
+        assert going.wait(PATIENCE_S) in FINAL
+        pair.write(pair.target(4096), pattern(4096))
 
 
 def _more(before: tuple[int, int, int]) -> bool:

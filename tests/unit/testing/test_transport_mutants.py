@@ -55,6 +55,7 @@ RULES = {
     "T48": [(m.AnyDevice, "DID NOT RAISE"), (m.IgnoresNotify, "DID NOT RAISE")],
     "T49": [(m.LeaksDescriptors, "giving back"), (m.LeaksThreads, "giving back")],
     "T50": [(m.Spins, "of a core")],
+    "T52": [(m.OnePeerForAll, "ended another's write")],
     "T51": [(m.OutlivesClose, "still takes writes")],
 }
 CASES = [(rule, mutant, why) for rule, mutants in RULES.items() for mutant, why in mutants]

@@ -354,6 +354,12 @@ class ClosesNothing(Mutant):
         return self.real(peer.inner, grant, ops, on_done)
 
 
+class OnePeerForAll(Mutant):
+    def connect(self, peer):
+        self.only = getattr(self, "only", None) or super().connect(peer)
+        return self.only
+
+
 class SameIds(Mutant):
     def allocate(self, nbytes, device="cpu"):
         return replace(super().allocate(nbytes, device), id="region-0")
