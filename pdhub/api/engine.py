@@ -118,7 +118,7 @@ class DecodeRequest:
         first_token: what prefill sampled; the engine yields it first and never samples it again.
         first_logprob: its log probability if asked for.
         max_tokens: completion tokens including the first; at least 1.
-        min_tokens: no end of sequence before that many.
+        min_tokens: neither EOS nor a stop id may be among the first so many tokens (as vLLM counts).
         ignore_eos: an end-of-sequence token does not end the request.
         stop_token_ids: further ids that end it (the id is part of the stream; the router hides its text).
         logprobs: None = off, else how many alternatives.

@@ -40,7 +40,7 @@ class PrefillInfo:
 class PrefillRequest:
     """One prompt. ``transfer_id`` is the key, as in the claim.
 
-    ``first_mask_ids`` are ids that must not be sampled first (EOS and stop ids while ``min_tokens`` > 1).
+    ``first_mask_ids`` are ids that must not be sampled first (EOS and stop ids while ``min_tokens`` > 0).
     """
 
     transfer_id: str

@@ -50,7 +50,7 @@ class LegRequest:
 
     def first_mask(self, eos: Collection[int]) -> tuple[int, ...]:
         """Ids that must not come first, because the sequence may not end with them yet."""
-        return (*eos, *self.stop_token_ids) if self.min_tokens > 1 else ()
+        return (*eos, *self.stop_token_ids) if self.min_tokens else ()
 
 
 def parse(raw: bytes, *, chat: bool, models: Collection[str], info: PrefillInfo) -> LegRequest:
@@ -77,7 +77,7 @@ def parse(raw: bytes, *, chat: bool, models: Collection[str], info: PrefillInfo)
         return_token_ids=_flag(body, "return_token_ids"),
         tokens_as_ids=_flag(body, "return_tokens_as_token_ids"),
     )
-    if request.min_tokens > 1 and Feature.MIN_TOKENS not in info.capabilities.features:
+    if request.min_tokens and Feature.MIN_TOKENS not in info.capabilities.features:
         raise InvalidRequest("this prefill instance does not support min_tokens", param="min_tokens")
     return request
 

@@ -174,7 +174,7 @@ class EngineDriver:
         sampling = changes.get("sampling", GREEDY)
         minimum = changes.get("min_tokens", 0)
         mask: tuple[int, ...] = ()
-        if minimum > 1 and self.prefill_info is not None:
+        if minimum and self.prefill_info is not None:
             mask = (*self.prefill_info.eos_token_ids, *changes.get("stop_token_ids", ()))
         received = await self.receive(prompt, sampling, changes.get("logprobs"), mask)
         return await self.decode(received, self.request(received, max_tokens, **changes))

@@ -141,7 +141,7 @@ class Chain:
 
 
 def _masked(stop: Sequence[int], position: int, min_tokens: int) -> frozenset[int]:
-    return frozenset({EOS, *stop}) if position < min_tokens else frozenset()
+    return frozenset({EOS, *stop}) if position <= min_tokens else frozenset()
 
 
 def generate(

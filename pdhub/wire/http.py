@@ -34,7 +34,7 @@ class HandoffParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``host``, ``port``: the node's control channel. ``fingerprint``: the layout that was claimed.
     ``budget_s``: seconds from now in which the hand-over must end. ``min_tokens`` and ``stop_token_ids`` are the
-    client's: with ``min_tokens`` over 1 the first token must be none that ends the sequence.
+    client's: with ``min_tokens`` the first token must be none that ends the sequence.
     """
 
     transfer_id: str

@@ -157,7 +157,8 @@ def test_defaults_of_the_model_apply_where_the_client_is_silent() -> None:
 def test_the_clients_end_conditions_mask_the_first_token() -> None:
     inner = {**HANDOFF, "min_tokens": 2, "stop_token_ids": [7]}
     assert read({"kv_transfer_params": {"pdhub": inner}}).first_mask((256,)) == (256, 7)
-    assert read({"kv_transfer_params": {"pdhub": {**inner, "min_tokens": 1}}}).first_mask((256,)) == ()
+    assert read({"kv_transfer_params": {"pdhub": {**inner, "min_tokens": 1}}}).first_mask((256,)) == (256, 7)
+    assert read({"kv_transfer_params": {"pdhub": {**inner, "min_tokens": 0}}}).first_mask((256,)) == ()
 
 
 @pytest.mark.parametrize("prompt", ["x", [1, 2], ["x"], [[1, 2]]])
