@@ -38,6 +38,8 @@ class NodeView:
         slots: requests that it runs at once; 0 = unknown.
         pending_tokens: prompt tokens sent to it and not yet answered (for a prefill instance: its backlog).
         remaining_tokens: output tokens that its running requests may still produce, as far as the router knows.
+        tightest_tpot_ms: the smallest TPOT target among the requests on it; None if nobody there has one. A node
+            whose TPOT grows with every request must not be filled beyond that.
     """
 
     name: str
@@ -50,6 +52,7 @@ class NodeView:
     slots: int = 0
     pending_tokens: int = 0
     remaining_tokens: int | None = None
+    tightest_tpot_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,17 @@ class Reason(StrEnum):
 
     SLO_MET = "slo-met"
     SLO_LEAST_MISS = "slo-least-miss"
+    #: nothing is known that speaks for or against attaining the targets
+    SLO_UNKNOWN = "slo-unknown"
+    #: a node of which nothing is known gets its chance though another is known to attain
+    EXPLORE = "explore"
     NO_SLO = "no-slo"
     TPOT_BELOW_THRESHOLD = "tpot-below-threshold"
     RULE = "rule"
     WEIGHT = "weight"
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
+    SCORED = "scored"
     ONLY_CANDIDATE = "only-candidate"
     FALLBACK = "fallback"
     SPILL = "spill"

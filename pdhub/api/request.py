@@ -117,6 +117,7 @@ class RequestRecord:
         queued_ms: waited for a place in the pool. concurrency: requests on the node when this one started there.
         tier: the service tier that really served it.
         predicted_ttft_ms, predicted_tpot_ms: what the latency model said when the node was chosen.
+        session, prefix: as in :class:`RequestView`; what affinity learns from.
     """
 
     id: str
@@ -141,4 +142,6 @@ class RequestRecord:
     tier: str | None = None
     predicted_ttft_ms: float | None = None
     predicted_tpot_ms: float | None = None
+    session: str = ""
+    prefix: tuple[int, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
