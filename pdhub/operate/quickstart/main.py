@@ -26,7 +26,11 @@ from pdhub.operate.tree import router_url, stages
 from pdhub.operate.up import run_tree, settled_plan
 
 QUESTIONS = (
-    Question("Name three primary colours, then explain in one sentence why they are called primary.", tpot_ms=60),
+    Question(
+        "Repeat the following text word for word.\n\nThe speed of light in a vacuum is exactly 299,792,458 metres per "
+        "second, and nothing that carries information can travel faster.",
+        tpot_ms=60,
+    ),
     Question("Write two sentences about how a lighthouse works.", ttft_ms=5_000, tpot_ms=500),
     Question("What is the capital of France, and what is it known for?"),
 )

@@ -12,8 +12,12 @@ FAST_SHARE = 0.7
 """The fast pool's TPOT must be at most this share of the general pool's when that one is full."""
 
 TIGHT_TPOT_MS = 60.0
-_PROMPT = "Write a long story about a lighthouse keeper who collects the names of passing ships."
-"""The same for both pools: what differs is the pool."""
+_PLAIN = "Write a long story about a lighthouse keeper who collects the names of passing ships."
+_REPEATS = (
+    "Repeat the following text word for word.\n\nThe quick brown fox jumps over the lazy dog while the old lighthouse "
+    "keeper collects the names of passing ships. Every evening he writes them into a long book with a blue pen."
+)
+"""For both pools: text that repeats itself is what the fast pool's speculation is for."""
 _RUN_ON = {"ignore_eos": True}
 
 
@@ -62,19 +66,19 @@ def _tpot(answer: Answer) -> float:
 
 async def seeds(endpoint: Endpoint) -> list[Seed]:
     """One short request a pool, one after the other. The very first also warms everything up and is not counted."""
-    await endpoint.ask(Question(_PROMPT, max_tokens=2, extra=_RUN_ON))
+    await endpoint.ask(Question(_PLAIN, max_tokens=2, extra=_RUN_ON))
     found = []
     for tpot_ms in (TIGHT_TPOT_MS, None):
-        answer = await endpoint.ask(Question(_PROMPT, tpot_ms=tpot_ms, max_tokens=12, extra=_RUN_ON))
+        answer = await endpoint.ask(Question(_PLAIN, tpot_ms=tpot_ms, max_tokens=12, extra=_RUN_ON))
         found.append(Seed(str(answer.record["pool"]), answer.ttft_ms or 0.0, _tpot(answer)))
     return found
 
 
 async def contrast(endpoint: Endpoint, requests: int = 4, tokens: int = 32) -> Contrast:
-    """Fill the general pool; once all of its requests run, ask the fast one."""
+    """Fill the general pool; while all of its requests run, ask the fast one, again and again. Medians."""
     running = [asyncio.Event() for _ in range(requests)]
     jobs = [
-        asyncio.create_task(endpoint.ask(Question(_PROMPT, max_tokens=tokens, extra=_RUN_ON), event.set))
+        asyncio.create_task(endpoint.ask(Question(_REPEATS, max_tokens=tokens, extra=_RUN_ON), event.set))
         for event in running
     ]
     try:
@@ -82,10 +86,14 @@ async def contrast(endpoint: Endpoint, requests: int = 4, tokens: int = 32) -> C
             begun = asyncio.create_task(event.wait())
             await asyncio.wait([begun, job], return_when=asyncio.FIRST_COMPLETED)
             begun.cancel()
-        fast = await endpoint.ask(Question(_PROMPT, tpot_ms=TIGHT_TPOT_MS, max_tokens=16, extra=_RUN_ON))
+        fast: list[float] = []
+        while not fast or not any(job.done() for job in jobs):
+            answer = await endpoint.ask(Question(_REPEATS, tpot_ms=TIGHT_TPOT_MS, max_tokens=24, extra=_RUN_ON))
+            if not fast or not any(job.done() for job in jobs):  # else it ran beside fewer of them
+                fast.append(_tpot(answer))
         general = await asyncio.gather(*jobs)
     finally:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-    return Contrast(_tpot(fast), statistics.median(_tpot(answer) for answer in general))
+    return Contrast(statistics.median(fast), statistics.median(_tpot(answer) for answer in general))
