@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
-import mmap
 import os
 import select
 import socket
@@ -16,11 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdhub.api import Grant, Peer, TransferFailed, TransferState, WriteOp
-from pdhub.transports.memory import address_of
 from pdhub.transports.posting import Aborted, Posting
+from pdhub.transports.shm_access import Access, Opened
 from pdhub.transports.shm_wire import PACKET_BYTES, Kind, pack, unpack
-
-log = logging.getLogger("pdhub.transports")
 
 PIECE = 4 << 20
 """Bytes copied between two looks at the target's messages: well under a millisecond."""
@@ -31,15 +27,6 @@ COPY_COST = 16 << 10
 
 class TargetGone(Exception):
     """The connection to the target ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A region that may be written now."""
-
-    segment: int
-    address: int
-    nbytes: int
 
 
 @dataclass(slots=True)
@@ -92,9 +79,7 @@ class ShmLink:
         self._current: ShmPeer | None = None
         self._over = ""
         self._ended = False
-        self._memory: dict[int, mmap.mmap] = {}
-        self._opened: dict[bytes, Opened] = {}
-        self._users: dict[bytes, set[ShmPeer]] = {}
+        self._access = Access()
         self._refused: set[bytes] = set()
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
@@ -154,7 +139,7 @@ class ShmLink:
                     self._copy(job)
                     self._current = None
                     self._let_go()
-            for token in self._opened:
+            for token in self._access.clear():
                 self._send(Kind.RETURNED, token)
         except TargetGone:
             with self._lock:
@@ -172,9 +157,7 @@ class ShmLink:
             self._sock.close()
         for job in jobs:
             job.posting.finish(TransferState.FAILED, TransferFailed(self._over))
-        for mapping in self._memory.values():
-            mapping.close()
-        self._memory.clear()
+        self._access.clear()
         for _, left in leaving:
             left.set()
 
@@ -186,15 +169,13 @@ class ShmLink:
                 peer, left = self._leaving.popleft()
                 mine = [job for job in self._jobs if job.peer is peer]
                 self._jobs = deque(job for job in self._jobs if job.peer is not peer)
-            for job in mine:
-                job.posting.finish(TransferState.FAILED, TransferFailed("the peer was closed"))
-            for token in [token for token, users in self._users.items() if users == {peer}]:
-                del self._users[token]
-                if self._opened.pop(token, None) is not None:
+            try:
+                for job in mine:
+                    job.posting.finish(TransferState.FAILED, TransferFailed("the peer was closed"))
+                for token in self._access.leave(peer):
                     self._send(Kind.RETURNED, token)
-            for users in self._users.values():
-                users.discard(peer)
-            left.set()
+            finally:
+                left.set()
 
     def _copy(self, job: Job) -> None:
         posting = job.posting
@@ -230,25 +211,27 @@ class ShmLink:
 
     def _open(self, job: Job) -> Opened:
         token = job.grant.data
-        if token not in self._opened:
+        opened = self._access.get(token)
+        if opened is None:
             self._refused.clear()
             self._send(Kind.OPEN, token)
             deadline = time.monotonic() + self._timeout_s
-            while token not in self._opened:
-                if token in self._refused:
-                    raise TransferFailed("the target does not know this grant")
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TransferFailed(f"the target did not open the landing within {self._timeout_s} s")
-                self._stop_if_asked(job)
-                self._receive(left)
-        self._users.setdefault(token, set()).add(job.peer)
-        return self._opened[token]
+        while opened is None:
+            if token in self._refused:
+                raise TransferFailed("the target does not know this grant")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TransferFailed(f"the target did not open the landing within {self._timeout_s} s")
+            self._stop_if_asked(job)
+            self._receive(left)
+            opened = self._access.get(token)
+        self._access.use(token, job.peer)
+        return opened
 
     def _check(self, job: Job) -> None:
         self._receive(0)
         self._stop_if_asked(job)
-        if job.grant.data not in self._opened:
+        if self._access.get(job.grant.data) is None:
             raise TransferFailed("the target took the grant back")
 
     def _stop_if_asked(self, job: Job) -> None:
@@ -290,16 +273,18 @@ class ShmLink:
         try:
             kind, token, segment, mapped, nbytes = unpack(packet)
             if kind is Kind.OPENED:
-                self._take_open(token, segment, mapped, nbytes, fds)
+                if not self._access.open(token, segment, mapped, nbytes, fds[0] if fds else None):
+                    self._refused.add(token)
+                    self._send(Kind.RETURNED, token)
             elif kind is Kind.REFUSED:
                 self._refused.add(token)
             elif kind is Kind.REVOKED:
-                self._over_with(token)
+                self._access.close(token)
             elif kind is Kind.RECALL:
-                self._over_with(token)
+                self._access.close(token)
                 self._send(Kind.RETURNED, token)
             elif kind is Kind.FORGET:
-                self._forget(segment)
+                self._access.forget(segment)
             else:
                 raise ValueError(f"unexpected {kind!r}")
         except ValueError as error:
@@ -308,26 +293,3 @@ class ShmLink:
             for fd in fds:
                 os.close(fd)
         return True
-
-    def _take_open(self, token: bytes, segment: int, mapped: int, nbytes: int, fds: Sequence[int]) -> None:
-        if fds:
-            self._forget(segment)
-            try:
-                self._memory[segment] = mmap.mmap(fds[0], mapped)
-            except OSError as error:
-                log.warning("shm: cannot map %d bytes of the target: %s", mapped, error)
-        if segment in self._memory:
-            self._opened[token] = Opened(segment, address_of(self._memory[segment]), nbytes)
-        else:  # the grant goes back unused
-            self._refused.add(token)
-            self._send(Kind.RETURNED, token)
-
-    def _over_with(self, token: bytes) -> None:
-        self._opened.pop(token, None)
-        self._users.pop(token, None)
-
-    def _forget(self, segment: int) -> None:
-        mapping = self._memory.pop(segment, None)
-        if mapping is not None:
-            self._opened = {token: at for token, at in self._opened.items() if at.segment != segment}
-            mapping.close()

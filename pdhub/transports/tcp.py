@@ -14,9 +14,10 @@ from pdhub.api import Grant, OnDone, Peer, PeerMetadata, Region, Transfer, Trans
 from pdhub.transports.memory import Memory, WarmMemory, private_memory
 from pdhub.transports.posting import Posting, refused
 from pdhub.transports.regions import Regions, is_cpu
+from pdhub.transports.tcp_dial import Address
 from pdhub.transports.tcp_target import TcpTarget
 from pdhub.transports.tcp_wire import NAME, TOKEN_BYTES, make_metadata, read_metadata
-from pdhub.transports.tcp_writer import Address, TcpPeer
+from pdhub.transports.tcp_writer import TcpPeer
 
 if TYPE_CHECKING:
     from pdhub.transports.plugin import TcpConfig
