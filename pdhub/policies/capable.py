@@ -10,25 +10,38 @@ from pdhub.api.request import Feature, RequestView
 USABLE = frozenset({Health.READY, Health.HALF_OPEN})
 
 
-def gap(request: RequestView, pool: PoolView) -> tuple[str, str] | None:
-    """The first thing that the pool cannot do for the request, as (filter, why); None if it can do all."""
-    if pool.role != "decode":
-        return "role", "not a decode pool"
-    if request.model not in pool.models:
-        return "model", f"does not serve {request.model}"
+def incapable(request: RequestView, pool: PoolView) -> str | None:
+    """What the request asks for and the pool cannot do; None if it can do all."""
     missing = request.features - pool.capabilities.features
     if missing:
-        return "capability", "cannot do " + ", ".join(sorted(missing))
+        return "cannot do " + ", ".join(sorted(missing))
     if Feature.LOGPROBS in request.features and (request.logprobs or 0) > pool.capabilities.max_logprobs:
-        return "capability", f"gives at most {pool.capabilities.max_logprobs} log probabilities a token"
-    needed = request.prompt_tokens + (request.max_tokens or 1)
-    if needed > pool.capabilities.max_context:
-        return "context", f"has a context of {pool.capabilities.max_context} tokens, not {needed}"
+        return f"gives at most {pool.capabilities.max_logprobs} log probabilities a token"
+    return None
+
+
+def too_long(tokens: int, pool: PoolView) -> str | None:
+    """Why ``tokens``, prompt and output, do not fit the pool's context; None if they do."""
+    if tokens > pool.capabilities.max_context:
+        return f"has a context of {pool.capabilities.max_context} tokens, not {tokens}"
+    return None
+
+
+def gap(request: RequestView, pool: PoolView, role: str = "decode") -> tuple[str, str] | None:
+    """The first thing that the pool cannot do for the request, as (filter, why); None if it can do all."""
+    if pool.role != role:
+        return "role", f"not a {role} pool"
+    if request.model not in pool.models:
+        return "model", f"does not serve {request.model}"
+    if (why := incapable(request, pool)) is not None:
+        return "capability", why
+    if (why := too_long(request.prompt_tokens + (request.max_tokens or 1), pool)) is not None:
+        return "context", why
     return None
 
 
 def sift(
-    request: RequestView, pools: Iterable[PoolView]
+    request: RequestView, pools: Iterable[PoolView], role: str = "decode"
 ) -> tuple[list[tuple[PoolView, NodeView]], list[Candidate], Reason]:
     """Split all nodes into those that can take the request and the dropped ones.
 
@@ -39,7 +52,7 @@ def sift(
     dropped: list[Candidate] = []
     capable = False
     for pool in pools:
-        lack = gap(request, pool)
+        lack = gap(request, pool, role)
         capable = capable or lack is None
         for node in pool.nodes:
             if lack is not None:
