@@ -53,6 +53,7 @@ class RouterConfig(Model):
     probe_interval_s: Seconds = Field(1.0, description="Time between two health probes of a node.")
     probe_timeout_s: Seconds = Field(2.0, description="A probe that takes longer has failed.")
     probe_failures: int = Field(3, ge=1, description="Failed probes in a row after which an idle node is down.")
+    drain_s: Seconds = Field(10.0, description="When told to stop: how long open answers may take to finish.")
     debug_headers: bool = Field(False, description="Answer with x-pdhub-pool, -node, -prefill and -reason headers.")
 
 
