@@ -20,7 +20,9 @@ from pdhub.config.load import read
 from pdhub.config.models import Component, Config, PoolConfig, PrefillConfig
 from pdhub.config.origin import Origins, Path
 from pdhub.config.overlay import apply, from_flags
+from pdhub.config.routing import build_routing
 from pdhub.config.settings import environment, settings
+from pdhub.policies.routing import Routing
 from pdhub.registry import Registry, load
 
 S_co = TypeVar("S_co", bound=PluginSpec, covariant=True)
@@ -41,6 +43,7 @@ class Plan:
     Args:
         pools, prefill: engine by pool's and by prefill instance's name.
         path: the file it came from; None if it was made in memory.
+        policy: the base policy that ``policy.type`` names. routing: it and everything around it.
         origins: where each value came from.
     """
 
@@ -51,6 +54,7 @@ class Plan:
     launcher: Resolved[LauncherSpec]
     pools: Mapping[str, Resolved[EngineSpec]]
     prefill: Mapping[str, Resolved[EngineSpec]]
+    routing: Routing
     path: FilePath | None = None
     origins: Origins = field(default_factory=Origins, repr=False, compare=False)
 
@@ -108,11 +112,13 @@ def build_plan(
     known = origins or Origins()
     check_config(config, known)
     resolver = _Resolver(known)
+    routing = build_routing(config, registry, known)
     plan = Plan(
         config=config,
         registry=registry,
         transport=resolver.resolve(config.handoff.transport, registry.transport, ("handoff", "transport")),
-        policy=resolver.resolve(config.policy, registry.policy, ("policy",)),
+        policy=Resolved(routing.base.spec, routing.base.config),
+        routing=routing,
         launcher=resolver.resolve(config.launcher, registry.launcher, ("launcher",)),
         pools=MappingProxyType(
             {
@@ -130,7 +136,6 @@ def build_plan(
         origins=known,
     )
     _check_engines(plan)
-    _check_policy(plan)
     registry.configured(config.model_dump(mode="json"))
     return plan
 
@@ -185,18 +190,3 @@ def needs_prefill(engine: Resolved[EngineSpec]) -> bool:
         raise
     except Exception as error:
         raise PluginError(f"the client of engine '{engine.spec.name}' failed: {error!r}") from error
-
-
-def _check_policy(plan: Plan) -> None:
-    """A policy's options may refer to pools: their model checks that with an optional ``check(pools)``."""
-    check = getattr(plan.policy.config, "check", None)
-    if not callable(check):
-        return
-    try:
-        check([pool.name for pool in plan.config.pools])
-    except ConfigError:
-        raise
-    except ValueError as error:
-        where = plan.origins.where(("policy", "config"))
-        pools = ", ".join(pool.name for pool in plan.config.pools)
-        raise ConfigError(str(error), where=where, hint=f"the pools are: {pools}") from None

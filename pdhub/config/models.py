@@ -3,27 +3,16 @@ is generated from here."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
+from pdhub.config.base import Component as Component
+from pdhub.config.base import Model, Name
+from pdhub.config.policy_models import PolicyConfig
+
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
-
-
-class Model(BaseModel):
-    """Base: unknown keys are errors, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Component(Model):
-    """The same triple everywhere: which plugin, an optional name, and the plugin's own options."""
-
-    type: str = Field(description="Name of the plugin, as `pdhub plugins` lists it.")
-    name: str | None = Field(None, description="A name for logs; default is the type.")
-    config: dict[str, Any] = Field(default_factory=dict, description="Options, validated by the plugin's own model.")
 
 
 class ServedModel(Model):
@@ -131,6 +120,6 @@ class Config(Model):
     handoff: HandoffConfig = Field(default_factory=HandoffConfig, description="KV handoff.")
     prefill: list[PrefillConfig] = Field(default_factory=list, description="Prefill instances.")
     pools: list[PoolConfig] = Field(min_length=1, description="Decode pools.")
-    policy: Component = Field(description="Routing policy.")
+    policy: PolicyConfig = Field(description="Routing policy, service classes and tenants.")
     launcher: Component = Field(default_factory=lambda: Component(type="local"), description="How `up` starts nodes.")
     plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="Plugin loading.")

@@ -44,6 +44,7 @@ def make_plan(
         registry=None,  # type: ignore[arg-type]
         transport=Resolved(transport, transport.config()),
         policy=None,  # type: ignore[arg-type]
+        routing=None,  # type: ignore[arg-type]
         launcher=None,  # type: ignore[arg-type]
         pools={"general": Resolved(spec, spec.config.model_validate(pool or {}))},
         prefill={"prefill-0": Resolved(spec, spec.config.model_validate(prefill or {}))},

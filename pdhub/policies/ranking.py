@@ -1,0 +1,85 @@
+"""Filters and scorers at work, whoever configured them."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from pdhub.api.policy import Candidate, Filter, NodeView, PoolView, Predictor, Scorer
+from pdhub.api.request import RequestRecord, RequestView
+from pdhub.policies.routing import Part
+
+Nodes = Sequence[tuple[PoolView, NodeView]]
+Key = tuple[str, str]
+
+
+class Filters:
+    """In order; the first that drops a node is its reason."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._filters = [(part, cast(Filter, part.spec.factory(part.config))) for part in parts]
+
+    def __bool__(self) -> bool:
+        return bool(self._filters)
+
+    def keep(self, request: RequestView, nodes: Nodes, latency: Predictor, now: float) -> tuple[Nodes, list[Candidate]]:
+        """The nodes that no filter drops, and the dropped ones. A soft filter that would leave nobody is ignored."""
+        dropped: list[Candidate] = []
+        for part, configured in self._filters:
+            filter_ = configured.using(latency)
+            left, gone = [], []
+            for pool, node in nodes:
+                why = filter_.drop(request, pool, node, now)
+                if why is None:
+                    left.append((pool, node))
+                else:
+                    gone.append(Candidate(pool.name, node.name, dropped_by=part.name, why=why))
+            if part.soft and not left:
+                continue
+            nodes = left
+            dropped += gone
+        return nodes, dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Args:
+    total: the weighted mean of a node's scores, between 0 and 1. scores: those by scorer.
+    """
+
+    total: Mapping[Key, float]
+    scores: Mapping[Key, Mapping[str, float]]
+
+
+class Scorers:
+    """The weighted mean of what all of them say."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._scorers = [(part, cast(Scorer, part.spec.factory(part.config))) for part in parts]
+        self._weight = sum(part.weight for part, _ in self._scorers) or 1.0
+
+    def __bool__(self) -> bool:
+        return bool(self._scorers)
+
+    def rate(self, request: RequestView, nodes: Nodes, latency: Predictor, now: float) -> Ranked:
+        """Scores outside 0 … 1 are clamped, what is no number counts as 0: one bad scorer spoils no decision."""
+        total = {(pool.name, node.name): 0.0 for pool, node in nodes}
+        scores: dict[Key, dict[str, float]] = {key: {} for key in total}
+        for part, configured in self._scorers:
+            for key, raw in zip(total, configured.using(latency).score(request, nodes, now), strict=True):
+                score = min(1.0, max(0.0, float(raw))) if math.isfinite(raw) else 0.0
+                scores[key][part.name] = score
+                total[key] += part.weight * score / self._weight
+        return Ranked(total, scores)
+
+    def observe(self, record: RequestRecord) -> None:
+        for _, scorer in self._scorers:
+            scorer.observe(record)
+
+
+def tie(request: RequestView, key: Key) -> int:
+    """Breaks a tie the same way for one request, and differently for the next: no node is everybody's first."""
+    return zlib.crc32(f"{request.id}\0{key[0]}\0{key[1]}".encode())
