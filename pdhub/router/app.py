@@ -49,6 +49,8 @@ def make_app(context: Context) -> FastAPI:
     @app.get("/ready")
     async def ready() -> Response:
         ok, details = readiness(context.fleet, context.clock())
+        if context.draining:
+            ok, details = False, {**details, "status": "draining"}
         return _json(details, 200 if ok else 503)
 
     @app.get("/v1/models")

@@ -14,6 +14,7 @@ from pdhub.api.errors import (
     LayoutMismatch,
     LeaseExpired,
     RequestCancelled,
+    RequestError,
     TransferFailed,
 )
 from pdhub.api.request import RequestView, Sampling
@@ -32,6 +33,7 @@ _NEUTRAL = (
     InvalidRequest,
     AdmissionRejected,
     RequestCancelled,
+    RequestError,
     LayoutMismatch,
     LandingTooSmall,
     asyncio.CancelledError,
@@ -51,6 +53,7 @@ class Choice:
 class Attempt:
     """Args:
     context: what all requests share. view: the policy's view. sampling: resolved for both legs.
+    budget_s: what is left of the request's time to its first token.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Attempt:
         view: RequestView,
         sampling: Sampling,
         flight: Flight,
+        budget_s: float,
     ) -> None:
         self._context = context
         self._choice = choice
@@ -86,7 +90,7 @@ class Attempt:
             decode=choice.node.target(),
             prefill=prefill.target() if prefill else None,
             max_total_tokens=min(room, prompt + (request.max_tokens or room)),
-            budget_s=context.plan.config.handoff.deadline_s,
+            budget_s=max(context.plan.config.handoff.deadline_s, budget_s),
         )
 
     @property
@@ -97,6 +101,7 @@ class Attempt:
     async def run(self, sink: Sink) -> None:
         """All legs, until the client has its answer. Raises a RequestError; ``sink.started`` says how far it came."""
         node, prefill, fleet = self._choice.node, self._choice.prefill, self._context.fleet
+        self._flight.concurrency = node.in_flight
         node.in_flight += 1
         fleet.changed()
         ended = False
@@ -194,7 +199,7 @@ class Attempt:
                 endpoint.breaker.neutral()
         if pair is not None:
             pair.neutral()
-        if isinstance(error, _NEUTRAL):
+        if isinstance(error, _NEUTRAL) or not isinstance(error, RequestError):
             return
         if at is prefill:
             self._context.metrics.prefill_failures.labels(at.name).inc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,12 +23,35 @@ from pdhub.telemetry.router import RouterMetrics
 KEPT_RECORDS = 256
 
 
+class OpenRequests:
+    """Counts requests that have not ended."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._none.clear()
+
+    def __exit__(self, *exc: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._none.set()
+
+    async def none(self) -> None:
+        """Until there is none."""
+        await self._none.wait()
+
+
 @dataclass(slots=True)
 class Context:
     """Made once by the server.
 
     Args:
         text: None if no pool speaks tokens. observer: None if nobody observes. clock: monotonic seconds.
+        requests: how many have not ended. draining: the router refuses new ones.
         records: the last ended requests, for ``/debug/requests``.
     """
 
@@ -41,6 +65,8 @@ class Context:
     text: TextDecoder | None
     observer: Observer | None
     clock: Callable[[], float]
+    requests: OpenRequests = field(default_factory=OpenRequests)
+    draining: bool = False
     rng: random.Random = field(default_factory=random.Random)
     records: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
 

@@ -48,6 +48,7 @@ class Flight:
     first_at: float | None = None
     last_at: float | None = None
     queued_s: float = 0.0
+    concurrency: int | None = None
     stats: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -104,9 +105,7 @@ class Flight:
             kv_bytes=None if kv_bytes is None else int(kv_bytes),
             attempts=max(1, self.attempts),
             slo=self.slo,
-            extra={
-                "client_request_id": self.client_id,
-                "queued_ms": self.queued_s * 1000,
-                "slot_wait_ms": self.stats.get("wait_ms"),
-            },
+            queued_ms=self.queued_s * 1000,
+            concurrency=self.concurrency,
+            extra={"client_request_id": self.client_id, "slot_wait_ms": self.stats.get("wait_ms")},
         )

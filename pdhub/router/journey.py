@@ -117,7 +117,8 @@ class Journey:
             return False
         flight, context = self._flight, self._context
         flight.node, flight.prefill = node, choice.prefill.name if choice.prefill else None
-        attempt = Attempt(context, choice, self._request, self._view, self._sampling, flight)
+        left = self._deadline - context.clock()
+        attempt = Attempt(context, choice, self._request, self._view, self._sampling, flight, left)
         flight.attempts += 1
         try:
             await attempt.run(self._sink)

@@ -14,7 +14,7 @@ log = logging.getLogger("pdhub.router")
 
 
 def run(config_path: str, overrides: Sequence[str] = ()) -> int:
-    """Serve until SIGTERM or SIGINT, then let open answers end. The exit status.
+    """Serve until SIGTERM or SIGINT, then let open answers end for ``drain_s``. The exit status.
 
     Raises:
         ConfigError, PluginError: it cannot start.
@@ -24,16 +24,22 @@ def run(config_path: str, overrides: Sequence[str] = ()) -> int:
 
 
 async def _serve(plan: Plan) -> int:
-    stop = asyncio.Event()
+    signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signals.put_nowait, number)
     server = RouterServer(plan)
     await server.start()
     log.info("listening on %s", server.url)
     try:
-        await stop.wait()
-        log.info("draining")
+        await signals.get()
+        log.info("draining; a second signal stops at once")
+        ended = asyncio.create_task(server.drain(plan.config.router.drain_s))
+        hurry = asyncio.create_task(signals.get())
+        await asyncio.wait([ended, hurry], return_when=asyncio.FIRST_COMPLETED)
+        for task in (ended, hurry):
+            task.cancel()
+        await asyncio.gather(ended, hurry, return_exceptions=True)
     finally:
         await server.close()
     return 0

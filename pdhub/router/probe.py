@@ -51,7 +51,10 @@ class Prober:
     async def _loop(self, endpoint: Endpoint, client: EngineClient | None) -> None:
         while True:
             await self._probe(endpoint, client)
-            self._changed()
+            try:
+                self._changed()
+            except Exception:  # a plugin's client; probing goes on
+                log.exception("what '%s' told cannot be used", endpoint.name)
             await asyncio.sleep(self._config.probe_interval_s if endpoint.info else EAGER_S)
 
     async def _probe(self, endpoint: Endpoint, client: EngineClient | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from pdhub.api.client import EngineClient, LegOrder
@@ -10,6 +11,7 @@ from pdhub.api.policy import Health
 from pdhub.config.build import Plan
 from pdhub.config.models import NodeConfig, PoolConfig, RouterConfig
 from pdhub.config.settings import secret
+from pdhub.policies.compose import compose
 from pdhub.router.app import make_app
 from pdhub.router.breaker import Breaker
 from pdhub.router.caller import Caller
@@ -54,7 +56,7 @@ class RouterServer:
         self.context = Context(
             plan=plan,
             fleet=fleet,
-            policy=plan.policy.spec.factory(plan.policy.config),  # type: ignore[arg-type]
+            policy=compose(plan),
             caller=caller,
             gate=gate,
             janitor=Janitor(lambda result: metrics.cancels.labels(result).inc()),
@@ -91,8 +93,21 @@ class RouterServer:
             )
             self._prober.watch(prefill, client)
 
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests with 503 and let open answers end. True if all ended in time."""
+        context = self.context
+        context.draining = True
+        context.gate.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await context.requests.none()
+        except TimeoutError:
+            return False
+        return True
+
     async def close(self) -> None:
-        """Refuse what waits, let open answers end (a few seconds), tell nodes what was cut off. Idempotent."""
+        """Stop at once, but tell nodes what was cut off. Idempotent."""
+        self.context.draining = True
         self.context.gate.close()
         await self._http.stop()
         await self._prober.close()

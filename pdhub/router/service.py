@@ -28,6 +28,9 @@ from pdhub.router.slo import read_slo
 
 log = logging.getLogger("pdhub.router")
 
+TELL_S = 5.0
+"""How long a client may take to read an error; one that reads nothing must not hold the connection for ever."""
+
 
 class Service:
     """Args:
@@ -43,12 +46,14 @@ class Service:
         Args:
             headers: lower-cased names.
         """
-        context = self._context
-        flight = Flight.begin(headers, context.clock())
-        context.metrics.open.inc()
+        with self._context.requests:
+            flight = Flight.begin(headers, self._context.clock())
+            await self._serve(endpoint, headers, body, flight, sink)
+
+    async def _serve(self, endpoint: str, headers: Mapping[str, str], body: bytes, flight: Flight, sink: Sink) -> None:
         outcome, code = "cancelled", None
         try:
-            async with asyncio.timeout(context.plan.config.router.total_timeout_s):
+            async with asyncio.timeout(self._context.plan.config.router.total_timeout_s):
                 await self._run(endpoint, headers, body, flight, sink)
             outcome = "ok"
         except asyncio.CancelledError:
@@ -59,7 +64,6 @@ class Service:
             outcome, code = outcome_of(shown), code_of(shown)
             await self._fail(shown, flight, sink)
         finally:
-            context.metrics.open.dec()
             self._finish(flight, outcome, code)
 
     async def refuse(self, headers: Mapping[str, str], error: RequestError, sink: Sink) -> None:
@@ -90,21 +94,28 @@ class Service:
         return error
 
     async def _fail(self, error: Exception, flight: Flight, sink: Sink) -> None:
-        if sink.started:
-            # The stream was a success until now: its one terminal event is this error, without an end mark.
-            await sink.write(event_of(error))
-        else:
-            reply = reply_of(error)
-            await sink.start(reply.status, {**reply.headers, **self._context.shown(flight)})
-            await sink.write(reply.body)
-        await sink.end()
+        try:
+            async with asyncio.timeout(TELL_S):
+                if sink.started:
+                    # The stream was a success until now: its one terminal event is this error, without an end mark.
+                    await sink.write(event_of(error))
+                else:
+                    reply = reply_of(error)
+                    await sink.start(reply.status, {**reply.headers, **self._context.shown(flight)})
+                    await sink.write(reply.body)
+                await sink.end()
+        except TimeoutError:
+            log.info("request %s: the client does not read its error", flight.id)
 
     def _finish(self, flight: Flight, outcome: str, code: str | None) -> None:
         context = self._context
         record = flight.record(outcome, code, context.clock())
         context.records.append(record)
         context.metrics.finished(record)
-        context.policy.observe(record)
+        try:
+            context.policy.observe(record)
+        except Exception:  # a plugin's; the request it learns from has long been answered
+            log.exception("policy '%s' failed to observe request %s", context.plan.policy.spec.name, record.id)
         if context.observer is not None:
             context.observer.offer(record)
         log.info(

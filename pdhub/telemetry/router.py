@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from pdhub.api.errors import (
@@ -78,7 +78,6 @@ class RouterMetrics:
         self.prefill_failures = Counter(
             "pdhub_router_prefill_failures_total", "Failed prefill legs.", ["prefill"], registry=r
         )
-        self.open = Gauge("pdhub_router_open_requests", "Requests that have not ended.", registry=r)
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
@@ -103,8 +102,7 @@ class RouterMetrics:
         if record.tpot_ms is not None:
             self.tpot.labels(pool).observe(record.tpot_ms / 1000)
         self.total.labels(pool).observe(record.total_ms / 1000)
-        if queued := record.extra.get("queued_ms"):
-            self.queued.labels(pool).observe(queued / 1000)
+        self.queued.labels(pool).observe(record.queued_ms / 1000)
         if record.handoff_ms is not None:
             self.handoff.labels(pool).observe(record.handoff_ms / 1000)
         if record.kv_bytes:

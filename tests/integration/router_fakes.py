@@ -259,6 +259,9 @@ async def router_before(pools, prefills=(), *, tmp_path=None, ready=True, router
         pools: name → servers. Engines make an ``openai`` pool (with ``options``), nodes a hosted one.
     """
     options = sections.pop("options", {})
+    engine = sections.pop("engine", "openai")
+    plugins = sections.pop("plugins", ())
+    node = {"launch": False, **sections.pop("node", {})}
     servers = [s for pool in pools.values() for s in pool] + list(prefills)
     for server in servers:
         if not server.port:
@@ -270,8 +273,8 @@ async def router_before(pools, prefills=(), *, tmp_path=None, ready=True, router
         "pools": [
             {
                 "name": name,
-                "engine": {"type": "openai", "config": options} if isinstance(pool[0], Engine) else {"type": "toy"},
-                "nodes": [{"name": f"{name}-{n}", "port": s.port, "launch": False} for n, s in enumerate(pool)],
+                "engine": {"type": engine, "config": options} if isinstance(pool[0], Engine) else {"type": "toy"},
+                "nodes": [{"name": f"{name}-{n}", "port": s.port, **node} for n, s in enumerate(pool)],
             }
             for name, pool in pools.items()
         ],
@@ -287,7 +290,7 @@ async def router_before(pools, prefills=(), *, tmp_path=None, ready=True, router
     }
     if tmp_path is not None:
         data["model"]["tokenizer"] = str(toy.write_tokenizer(tmp_path / "tokenizer"))
-    server = RouterServer(build_plan(Config.model_validate(data), registry.load(extra=[toy])))
+    server = RouterServer(build_plan(Config.model_validate(data), registry.load(extra=[toy, *plugins])))
     await server.start()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
         running = Running(server, http)
