@@ -23,7 +23,7 @@ class TcpConfig(PluginConfig):
     port: int = Field(0, ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
     advertise: str | None = Field(None, description="Address that writers are told; default is `host`.")
     max_connections: int = Field(256, ge=1, description="Connections of writers at once; more are refused.")
-    buffer_bytes: int = Field(512 << 10, ge=0, description="Kernel buffers of each socket; 0 = the system's.")
+    buffer_bytes: int = Field(256 << 10, ge=0, description="Kernel buffers of each socket; 0 = the system's.")
     timeout_s: float = Field(10.0, gt=0, description="A connection that makes no progress for so long has failed.")
     warm_bytes: int = Field(512 << 20, ge=0, description="Freed memory kept for the next landings, in bytes.")
 
