@@ -3,6 +3,7 @@ PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3))
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+TESTS  ?= tests $(wildcard $(PACKAGES:%=%/tests))
 PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard engines/*/pyproject.toml plugins/*/pyproject.toml))
 PYPROJECTS := pyproject.toml $(PACKAGES:%=%/pyproject.toml)
 
@@ -15,8 +16,8 @@ help:            ## This list
 quickstart: $(VENV)/.ready        ## Answer real prompts through two decode pools (ARGS="--once --prompt …")
 	$(BIN)/pdhub quickstart $(ARGS)
 
-test: $(VENV)/.ready-dev          ## All tests that need no GPU and no vLLM (ARGS="-k …")
-	$(BIN)/python -m pytest tests $(wildcard $(PACKAGES:%=%/tests)) $(ARGS)
+test: $(VENV)/.ready-dev          ## All tests that need no GPU and no vLLM (TESTS=tests/unit ARGS="-k …")
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
 
 check: $(VENV)/.ready-dev         ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy $(wildcard $(PACKAGES:%=%/src)) && $(BIN)/lint-imports
