@@ -1,0 +1,359 @@
+"""The latency model: what a request would see on each node, seeded by the configuration and learned from outcomes.
+
+::
+
+    model = LatencyModel({"fast": PoolSeed(ttft_ms=80, tpot_ms=4)})
+    model.observe(Sample("fast", "fast-0", at_s=now, ttft_ms=95.0, prompt_tokens=812))
+    model.freeze(now).predict(request, pool, node, now)     # -> Prediction
+
+Per pool a *shape*: TTFT over (uncached prompt tokens, tokens ahead at prefill), TPOT over (other running requests,
+context). Per node a *level*: how much slower or faster than the shape, followed within a few observations. Knowledge
+that grew stale gives way to wider and older knowledge: node, pool, long run, seed, unknown. Waiting for a slot is not
+learned but counted, from what runs there.
+
+Sans-IO: every time is passed in. One instance for all pools; memory is bounded by the number of nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeGuard
+
+from pdhub.api.request import RequestRecord
+from pdhub.core.latency_errors import Calibration, Errors
+from pdhub.core.latency_lengths import Lengths
+from pdhub.core.latency_level import Level
+from pdhub.core.latency_shape import SETTLED, Shape
+from pdhub.core.latency_table import Factor, LatencyTable, Line, NodeRow, PoolRow
+
+__all__ = ["Calibration", "LatencyModel", "LatencyTable", "Metric", "PoolSeed", "Sample", "Tuning"]
+
+Metric = Literal["ttft", "tpot"]
+
+MOST_MS: Final = 1e8
+MOST_TOKENS: Final = 1e8
+
+YOUNG: Final = 64
+"""While a pool's shape is that young it still moves much: levels of all its nodes are recomputed with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSeed:
+    """What the configuration says of a pool before anything was observed; None = nothing.
+
+    Args:
+        ttft_ms: time to first token of a short prompt on an idle node, prefill included.
+        tpot_ms: time per output token of one request alone.
+        ttft_ms_per_token: added by each prompt token that is not cached.
+        ttft_ms_per_waiting_token: added by each prompt token ahead at prefill; None = as ``ttft_ms_per_token``.
+        tpot_ms_per_request: added by each other running request.
+        tpot_ms_per_context_token: added by each token of context.
+        output_tokens: typical length of an answer.
+    """
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    ttft_ms_per_token: float | None = None
+    ttft_ms_per_waiting_token: float | None = None
+    tpot_ms_per_request: float | None = None
+    tpot_ms_per_context_token: float | None = None
+    output_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One observation. Members that are None teach nothing, so TTFT and TPOT may come apart: TTFT as soon as the
+    first token is there, TPOT again and again while tokens come.
+
+    Args:
+        at_s: when it was observed, monotonic seconds.
+        ttft_ms: from sending it to the node until the first token, without the wait for a slot.
+        backlog_tokens: prompt tokens ahead of it at prefill when it was sent.
+        cached_tokens: of the prompt, found in a prefix cache; None = unknown.
+        tpot_ms: per output token. running: requests on the node in that time, this one included.
+        context_tokens: mean context in that time; None = ``prompt_tokens``.
+        output_tokens: length of the whole answer, if it ended by itself.
+    """
+
+    pool: str
+    node: str
+    at_s: float
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    backlog_tokens: int = 0
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    running: float = 1.0
+    context_tokens: float | None = None
+    output_tokens: int | None = None
+
+    @classmethod
+    def of(cls, record: RequestRecord, at_s: float) -> Sample | None:
+        """Everything that an ended request teaches; None if it did not run anywhere.
+
+        ``record.extra`` may add ``sent_ms`` (arrival to sending it to the node; default: ``queued_ms``),
+        ``slot_wait_ms``, ``backlog_tokens`` and ``cached_tokens``.
+        """
+        if record.pool is None or record.node is None:
+            return None
+        ttft = record.ttft_ms
+        if ttft is not None:
+            ttft -= (record.extra.get("sent_ms") or record.queued_ms) + (record.extra.get("slot_wait_ms") or 0.0)
+        return cls(
+            pool=record.pool,
+            node=record.node,
+            at_s=at_s,
+            prompt_tokens=record.prompt_tokens,
+            cached_tokens=record.extra.get("cached_tokens"),
+            backlog_tokens=record.extra.get("backlog_tokens") or 0,
+            ttft_ms=ttft,
+            tpot_ms=record.tpot_ms,
+            running=float(record.concurrency or 1),
+            context_tokens=record.prompt_tokens + record.completion_tokens / 2,
+            output_tokens=record.completion_tokens if record.outcome == "ok" else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Args:
+    stale_s: observations of a node older than this no longer speak for it.
+    forget_s: nor for its long run, after this. Then the seed counts again.
+    refresh_s: a frozen table is replaced no more often than this.
+    """
+
+    stale_s: float = 10.0
+    forget_s: float = 120.0
+    refresh_s: float = 0.05
+
+
+@dataclass(slots=True)
+class _Node:
+    ttft: Level = field(default_factory=Level)
+    tpot: Level = field(default_factory=Level)
+    open: dict[str, float] = field(default_factory=dict)
+    progress_s: float = -math.inf
+
+    def due(self) -> float:
+        """Decoding requests owe a token now, others their first one when it was predicted."""
+        if not self.open:
+            return math.inf
+        return max(self.progress_s, min(self.open.values()))
+
+
+@dataclass(slots=True)
+class _Pool:
+    ttft: Shape
+    tpot: Shape
+    lengths: Lengths
+    ttft_base: Level = field(default_factory=Level)
+    tpot_base: Level = field(default_factory=Level)
+    uncached: float = 1.0
+    nodes: dict[str, _Node] = field(default_factory=dict)
+
+
+class LatencyModel:
+    """Args:
+    seeds: by pool; a pool without one is learned from nothing.
+    """
+
+    def __init__(self, seeds: Mapping[str, PoolSeed] | None = None, tuning: Tuning = Tuning()) -> None:
+        self._tuning = tuning
+        self._pools: dict[str, _Pool] = {}
+        self._rows: dict[tuple[str, str], NodeRow] = {}
+        self._pool_rows: dict[str, PoolRow] = {}
+        self._errors: dict[tuple[str, Metric], Errors] = {}
+        self._dirty: dict[str, set[str]] = {}
+        self._table = LatencyTable()
+        self._frozen_s = -math.inf
+        for name, seed in (seeds or {}).items():
+            self._pools[name] = _pool(seed)
+            self._dirty[name] = set()
+
+    # what happened
+
+    def observe(self, sample: Sample) -> None:
+        """Learn from one observation. Senseless numbers (not finite, not positive, absurd) are ignored."""
+        node = self._node(sample.pool, sample.node)
+        pool = self._pools[sample.pool]
+        prompt = _tokens(sample.prompt_tokens)
+        if sample.cached_tokens is not None and prompt > 0:
+            uncached = max(0.0, prompt - _tokens(sample.cached_tokens))
+            pool.uncached += 0.05 * (uncached / prompt - pool.uncached)
+        else:
+            uncached = prompt * pool.uncached
+        if _sensible(sample.ttft_ms):
+            u, v = uncached, _tokens(sample.backlog_tokens)
+            _learn(pool.ttft, pool.ttft_base, node.ttft, sample.at_s, u, v, sample.ttft_ms)
+        if _sensible(sample.tpot_ms):
+            context = prompt if sample.context_tokens is None else _tokens(sample.context_tokens)
+            u = max(0.0, _tokens(sample.running) - 1)
+            _learn(pool.tpot, pool.tpot_base, node.tpot, sample.at_s, u, context, sample.tpot_ms)
+        if sample.output_tokens is not None:
+            pool.lengths.add(sample.output_tokens)
+        self._touch(sample.pool, sample.node)
+
+    def begin(self, pool: str, node: str, request_id: str, first_by_s: float) -> None:
+        """A request was sent to a node.
+
+        Args:
+            first_by_s: monotonic seconds at which its first token is expected, waiting included; infinite for one
+                that gives no sign of life before its end.
+        """
+        self._node(pool, node).open[request_id] = first_by_s
+        self._touch(pool, node)
+
+    def progress(self, pool: str, node: str, request_id: str, now: float) -> None:
+        """Tokens of it came."""
+        entry = self._node(pool, node)
+        entry.progress_s = max(entry.progress_s, now)
+        if request_id in entry.open:
+            entry.open[request_id] = now
+        self._touch(pool, node)
+
+    def end(self, pool: str, node: str, request_id: str) -> None:
+        """It ended, however. Unknown ids are ignored."""
+        self._node(pool, node).open.pop(request_id, None)
+        self._touch(pool, node)
+
+    def compare(self, pool: str, metric: Metric, predicted_ms: float | None, observed_ms: float | None) -> None:
+        """A prediction came true, more or less. None on either side is not counted."""
+        if _sensible(predicted_ms) and _sensible(observed_ms):
+            self._errors.setdefault((pool, metric), Errors()).add(predicted_ms, observed_ms)
+
+    def forget(self, pool: str, node: str) -> None:
+        """The node left."""
+        if pool in self._pools:
+            self._pools[pool].nodes.pop(node, None)
+        self._rows.pop((pool, node), None)
+        self._dirty.setdefault(pool, set()).discard(node)
+
+    # what follows from it
+
+    def freeze(self, now: float) -> LatencyTable:
+        """What is known now; the same object until something new is known and ``refresh_s`` have passed."""
+        if self._dirty and now - self._frozen_s >= self._tuning.refresh_s:
+            for name, nodes in self._dirty.items():
+                self._settle(name, nodes, now)
+            self._dirty = {}
+            self._frozen_s = now
+            self._table = LatencyTable(dict(self._pool_rows), dict(self._rows))
+        return self._table
+
+    def remaining(self, pool: str, produced: int, cap: int | None = None) -> float | None:
+        """Output tokens that a running request may still produce; None = unknown.
+
+        Args:
+            produced: so far. cap: its limit on the whole answer.
+        """
+        entry = self._pools.get(pool)
+        if entry is None:
+            return None if cap is None else float(max(0, cap - produced))
+        return entry.lengths.remaining(produced, cap)
+
+    def errors(self) -> Mapping[tuple[str, Metric], Calibration]:
+        """How good the predictions were, by pool and metric; only where something was compared."""
+        found = {key: errors.summary() for key, errors in self._errors.items()}
+        return {key: summary for key, summary in found.items() if summary is not None}
+
+    # inside
+
+    def _node(self, pool: str, node: str) -> _Node:
+        if pool not in self._pools:
+            self._pools[pool] = _pool(PoolSeed())
+        nodes = self._pools[pool].nodes
+        if node not in nodes:
+            nodes[node] = _Node()
+        return nodes[node]
+
+    def _touch(self, pool: str, node: str) -> None:
+        self._dirty.setdefault(pool, set()).add(node)
+
+    def _settle(self, name: str, dirty: set[str], now: float) -> None:
+        pool, tuning = self._pools.get(name), self._tuning
+        if pool is None:
+            return
+        pool.ttft.fit()
+        pool.tpot.fit()
+        young = min(pool.ttft.count, pool.tpot.count) < YOUNG
+        nodes = pool.nodes if young else {n: pool.nodes[n] for n in dirty if n in pool.nodes}
+        for entry in nodes.values():
+            entry.ttft.settle(pool.ttft, _anchor(entry.ttft, pool.ttft_base), now, tuning.stale_s)
+            entry.tpot.settle(pool.tpot, _anchor(entry.tpot, pool.tpot_base), now, tuning.stale_s)
+        for node, entry in nodes.items():
+            self._rows[name, node] = NodeRow(self._factor(entry.ttft), self._factor(entry.tpot), entry.due())
+        everyone = pool.nodes.values()
+        self._pool_rows[name] = PoolRow(
+            ttft=self._line(pool.ttft, [e.ttft for e in everyone], now),
+            tpot=self._line(pool.tpot, [e.tpot for e in everyone], now),
+            uncached=pool.uncached,
+            output_tokens=pool.lengths.mean(),
+        )
+
+    def _factor(self, level: Level) -> Factor:
+        if not level.count:
+            return Factor()
+        return Factor(
+            recent=math.exp(level.recent),
+            recent_until=level.last_s + self._tuning.stale_s,
+            base=math.exp(level.base),
+            base_until=level.last_s + self._tuning.forget_s,
+        )
+
+    def _line(self, shape: Shape, levels: list[Level], now: float) -> Line:
+        """With the pool's factor: the lower median of its nodes', so that one sick node condemns no other."""
+        seen = [level for level in levels if level.count and level.last_s + self._tuning.forget_s >= now]
+        factor = Factor()
+        if seen:
+            fresh = [level for level in seen if level.last_s + self._tuning.stale_s >= now]
+            last = max(level.last_s for level in seen)
+            factor = Factor(
+                recent=math.exp(_lower_median([level.recent for level in fresh])) if fresh else 1.0,
+                recent_until=last + self._tuning.stale_s if fresh else -math.inf,
+                base=math.exp(_lower_median([level.base for level in seen])),
+                base_until=last + self._tuning.forget_s,
+            )
+        return Line(shape.coefficients, shape.seed if shape.seeded else None, factor)
+
+
+def _pool(seed: PoolSeed) -> _Pool:
+    waiting = seed.ttft_ms_per_waiting_token
+    if waiting is None:
+        waiting = seed.ttft_ms_per_token
+    return _Pool(
+        ttft=Shape((seed.ttft_ms, seed.ttft_ms_per_token, waiting)),
+        tpot=Shape((seed.tpot_ms, seed.tpot_ms_per_request, seed.tpot_ms_per_context_token)),
+        lengths=Lengths(seed.output_tokens),
+    )
+
+
+def _learn(shape: Shape, base: Level, level: Level, at_s: float, u: float, v: float, time: float) -> None:
+    """A settled shape learns the form only, so it sees times without the node's level."""
+    settled = shape.count >= SETTLED
+    shape.learn(u, v, time * math.exp(-level.recent) if settled else time)
+    if shape.count <= 2 or shape.count % 8 == 0:
+        shape.fit()
+    level.add(at_s, u, v, time)
+    base.count += 1
+    if settled:
+        level.drift(shape, u, v, time)
+        base.drift(shape, u, v, time)
+
+
+def _anchor(level: Level, pool: Level) -> float:
+    return level.base if level.count >= YOUNG else pool.base
+
+
+def _lower_median(values: list[float]) -> float:
+    values.sort()
+    return values[(len(values) - 1) // 2]
+
+
+def _tokens(value: float) -> float:
+    return min(MOST_TOKENS, value) if value > 0 else 0.0
+
+
+def _sensible(value: float | None) -> TypeGuard[float]:
+    return value is not None and 0 < value < MOST_MS

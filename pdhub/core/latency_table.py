@@ -1,0 +1,172 @@
+"""A frozen latency model: what policies see in a snapshot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pdhub.api.policy import NodeView, PoolView, Prediction
+from pdhub.api.request import RequestView
+from pdhub.core.latency_shape import Coefficients
+
+GRACE_S: Final = 0.5
+"""A node that should have said something this long ago is taken for stalled."""
+
+UNKNOWN: Final = Prediction()
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """What a node (or a pool) multiplies the pool's shape by, for one metric.
+
+    Args:
+        recent: lately; counts until ``recent_until``. base: in the long run; counts until ``base_until``.
+    """
+
+    recent: float = 1.0
+    recent_until: float = -math.inf
+    base: float = 1.0
+    base_until: float = -math.inf
+
+
+NO_FACTOR: Final = Factor()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node.
+
+    Args:
+        due_s: when it should have given its next sign of life; infinite if it owes none.
+    """
+
+    ttft: Factor = NO_FACTOR
+    tpot: Factor = NO_FACTOR
+    due_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One metric of one pool: learned coefficients, seeded ones (None = not seeded), and the pool's own factor."""
+
+    learned: Coefficients
+    seed: Coefficients | None
+    pool: Factor = NO_FACTOR
+
+    def at(self, u: float, v: float, node: Factor, now: float) -> float | None:
+        """Milliseconds; None = nothing that is not stale is known."""
+        if now <= node.recent_until:
+            factor = node.recent
+        elif now <= self.pool.recent_until:
+            factor = self.pool.recent
+            if now <= node.base_until and self.pool.base > 0:
+                factor *= min(2.0, max(0.5, node.base / self.pool.base))
+        elif now <= node.base_until:
+            factor = node.base
+        elif now <= self.pool.base_until:
+            factor = self.pool.base
+        else:
+            seed = self.seed
+            return None if seed is None else seed[0] + seed[1] * u + seed[2] * v
+        c = self.learned
+        return factor * (c[0] + c[1] * u + c[2] * v)
+
+
+NO_LINE: Final = Line((0.0, 0.0, 0.0), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """One pool.
+
+    Args:
+        uncached: part of a prompt that is not in a prefix cache, as a rule.
+        output_tokens: mean length of an answer; None = unknown.
+    """
+
+    ttft: Line = NO_LINE
+    tpot: Line = NO_LINE
+    uncached: float = 1.0
+    output_tokens: float | None = None
+
+
+NO_NODE: Final = NodeRow()
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyTable:
+    """A :class:`~pdhub.api.policy.Predictor`.
+
+    Args:
+        nodes: by (pool, node).
+        backlog_tokens: prompt tokens that wait at the prefill instance which the next request would get.
+    """
+
+    pools: Mapping[str, PoolRow] = field(default_factory=dict)
+    nodes: Mapping[tuple[str, str], NodeRow] = field(default_factory=dict)
+    backlog_tokens: int = 0
+
+    def with_backlog(self, tokens: int) -> LatencyTable:
+        """The same knowledge, another backlog in front of the prefill instances."""
+        return self if tokens == self.backlog_tokens else replace(self, backlog_tokens=tokens)
+
+    def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
+        """See :class:`~pdhub.api.policy.Predictor`."""
+        row = self.pools.get(pool.name)
+        if row is None:
+            return UNKNOWN
+        return self._predict(request, pool, row, node, now)
+
+    def predict_all(
+        self, request: RequestView, pool: PoolView, nodes: Sequence[NodeView], now: float
+    ) -> list[Prediction]:
+        """:meth:`predict` for many nodes of one pool."""
+        row = self.pools.get(pool.name)
+        if row is None:
+            return [UNKNOWN] * len(nodes)
+        return [self._predict(request, pool, row, node, now) for node in nodes]
+
+    def _predict(self, request: RequestView, pool: PoolView, row: PoolRow, node: NodeView, now: float) -> Prediction:
+        known = self.nodes.get((pool.name, node.name), NO_NODE)
+        running = node.in_flight
+        if node.slots and running >= node.slots:
+            running = node.slots - 1
+        context = request.prompt_tokens + (row.output_tokens or 0.0) / 2
+        tpot = row.tpot.at(float(running), context, known.tpot, now)
+        backlog = self.backlog_tokens if pool.needs_prefill and pool.role == "decode" else node.pending_tokens
+        ttft = row.ttft.at(request.prompt_tokens * row.uncached, float(backlog), known.ttft, now)
+        wait: float | None = 0.0
+        if node.queued or (node.slots and node.in_flight >= node.slots):
+            slot, queue = _waits(node, len(pool.nodes), row, tpot)
+            if slot is None or queue is None:
+                wait = ttft = None
+            else:
+                wait = slot + queue
+                if ttft is not None:
+                    # A hosted node takes the next request's KV while it still decodes: the two waits overlap.
+                    ttft = queue + (max(ttft, slot) if pool.needs_prefill else ttft + slot)
+        late = now - known.due_s
+        if late > GRACE_S:  # it owes us a token: whatever it was, it is at least that slow now
+            ttft = (ttft or 0.0) + late * 1000
+            tpot = max(tpot or 0.0, late * 1000)
+        return Prediction(ttft, tpot, wait)
+
+
+def _waits(node: NodeView, nodes: int, row: PoolRow, tpot: float | None) -> tuple[float | None, float | None]:
+    """Milliseconds until a slot is free: because of those on the node, and because of those in the pool's queue."""
+    if not node.slots:
+        return 0.0, 0.0
+    mean = row.output_tokens
+    slot: float | None = 0.0
+    before = node.in_flight - node.slots + 1
+    if before > 0:
+        left_each = mean and mean / 2
+        if node.remaining_tokens is not None:
+            left_each = node.remaining_tokens / node.in_flight
+        slot = None if left_each is None or tpot is None else before * left_each * tpot / node.slots
+    if not node.queued:
+        return slot, 0.0
+    queue = None if mean is None or tpot is None else node.queued / max(1, nodes) * mean * tpot / node.slots
+    return slot, queue
