@@ -16,8 +16,9 @@ help:            ## This list
 quickstart: $(VENV)/.ready        ## Answer real prompts through two decode pools (ARGS="--once --prompt …")
 	$(BIN)/pdhub quickstart $(ARGS)
 
+# One run a distribution, as its author would run it; status 5 (nothing chosen there) is no failure.
 test: $(VENV)/.ready-dev          ## All tests that need no GPU and no vLLM (TESTS=tests/unit ARGS="-k …")
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	status=0; for tests in $(TESTS); do $(BIN)/python -m pytest $$tests $(ARGS) || [ $$? -eq 5 ] || status=1; done; exit $$status
 
 check: $(VENV)/.ready-dev         ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy $(wildcard $(PACKAGES:%=%/src)) && $(BIN)/lint-imports
