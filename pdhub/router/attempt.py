@@ -33,7 +33,6 @@ _NEUTRAL = (
     InvalidRequest,
     AdmissionRejected,
     RequestCancelled,
-    RequestError,
     LayoutMismatch,
     LandingTooSmall,
     asyncio.CancelledError,
