@@ -12,6 +12,8 @@ from pdhub.config.base import Model, Name
 from pdhub.config.policy_models import PolicyConfig
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Millis = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
+Extra = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
@@ -86,6 +88,26 @@ class PrefillConfig(NodeConfig):
     engine: Component = Field(description="Engine plugin with a prefill facet.")
 
 
+class LatencySeed(Model):
+    """What the latency model assumes before it has seen anything. Measured times soon replace it; without traffic for
+    two minutes it counts again. What is not given is unknown, and costs per token or request then start at zero."""
+
+    ttft_ms: Millis | None = Field(None, description="Time to the first token of a short prompt, nothing else running.")
+    tpot_ms: Millis | None = Field(None, description="Time per output token of one request alone.")
+    ttft_ms_per_token: Extra | None = Field(None, description="Added to TTFT by each prompt token that is not cached.")
+    ttft_ms_per_waiting_token: Extra | None = Field(
+        None, description="Added to TTFT by each prompt token ahead at prefill; default: as `ttft_ms_per_token`."
+    )
+    tpot_ms_per_request: Extra | None = Field(None, description="Added to TPOT by each other request on the node.")
+    tpot_ms_per_context_token: Extra | None = Field(None, description="Added to TPOT by each token of context.")
+    output_tokens: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Tokens of a typical answer: how long a slot stays taken until answers have been seen.",
+    )
+
+
 class PoolConfig(Model):
     """Interchangeable nodes with one engine."""
 
@@ -95,9 +117,7 @@ class PoolConfig(Model):
     landings: int | None = Field(None, ge=1, description="Landings a node; default is its slots + 1.")
     cost: float = Field(1.0, ge=0, description="Relative cost of a token; lower is cheaper.")
     labels: dict[str, str] = Field(default_factory=dict, description="Free labels that rules may match.")
-    latency: dict[str, float] = Field(
-        default_factory=dict, description="Seeds of the latency model: `ttft_ms`, `tpot_ms`."
-    )
+    latency: LatencySeed = Field(default_factory=LatencySeed, description="Seeds of the latency model.")
 
 
 class PluginsConfig(Model):
