@@ -15,6 +15,7 @@ from pdhub.api.client import LegOrder
 from pdhub.api.errors import ConfigError, PDHubError, PluginError
 from pdhub.api.plugin import EngineSpec, LauncherSpec, PluginSpec, PolicySpec, TransportSpec
 from pdhub.config.checks import check_config
+from pdhub.config.classes import build_classes
 from pdhub.config.explain import explain
 from pdhub.config.load import read
 from pdhub.config.models import Component, Config, PoolConfig, PrefillConfig
@@ -22,6 +23,7 @@ from pdhub.config.origin import Origins, Path
 from pdhub.config.overlay import apply, from_flags
 from pdhub.config.routing import build_routing
 from pdhub.config.settings import environment, settings
+from pdhub.core.slo_classes import Classes
 from pdhub.policies.routing import Routing
 from pdhub.registry import Registry, load
 
@@ -44,6 +46,7 @@ class Plan:
         pools, prefill: engine by pool's and by prefill instance's name.
         path: the file it came from; None if it was made in memory.
         policy: the base policy that ``policy.type`` names. routing: it and everything around it.
+        classes: service classes and tenants.
         origins: where each value came from.
     """
 
@@ -55,6 +58,7 @@ class Plan:
     pools: Mapping[str, Resolved[EngineSpec]]
     prefill: Mapping[str, Resolved[EngineSpec]]
     routing: Routing
+    classes: Classes
     path: FilePath | None = None
     origins: Origins = field(default_factory=Origins, repr=False, compare=False)
 
@@ -119,6 +123,7 @@ def build_plan(
         transport=resolver.resolve(config.handoff.transport, registry.transport, ("handoff", "transport")),
         policy=Resolved(routing.base.spec, routing.base.config),
         routing=routing,
+        classes=build_classes(config.policy, known),
         launcher=resolver.resolve(config.launcher, registry.launcher, ("launcher",)),
         pools=MappingProxyType(
             {

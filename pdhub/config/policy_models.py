@@ -45,7 +45,12 @@ class SLOClass(Model):
     )
     ttft_ms: Millis | None = Field(None, description="Target for the time to the first token, in milliseconds.")
     tpot_ms: Millis | None = Field(None, description="Target for the time of an output token, in milliseconds.")
-    priority: int = Field(0, ge=-1000, le=1000, description="Higher is more important; negative may be shed.")
+    priority: int | None = Field(
+        None,
+        ge=-1000,
+        le=1000,
+        description="Higher is more important, negative may be shed; 1 for tier `priority`, -1 for `flex`, else 0.",
+    )
     service_tier: Tier | None = Field(None, description="OpenAI `service_tier` that asks for this class.")
 
     @model_validator(mode="after")

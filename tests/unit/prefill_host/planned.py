@@ -45,6 +45,7 @@ def make_plan(
         transport=Resolved(transport, transport.config()),
         policy=None,  # type: ignore[arg-type]
         routing=None,  # type: ignore[arg-type]
+        classes=None,  # type: ignore[arg-type]
         launcher=None,  # type: ignore[arg-type]
         pools={"general": Resolved(spec, spec.config.model_validate(pool or {}))},
         prefill={"prefill-0": Resolved(spec, spec.config.model_validate(prefill or {}))},
