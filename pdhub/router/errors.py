@@ -8,11 +8,8 @@ from typing import Any
 import msgspec
 
 from pdhub.api.errors import AdmissionRejected, EngineFailed, InvalidRequest, RequestError
+from pdhub.core.admission import DroppedReason
 from pdhub.wire import errors as wire
-
-NO_ENDPOINTS = "rejected-no-endpoints"
-NO_CAPACITY = "rejected-capacity"
-TTL_OVER = "evicted-ttl"
 
 
 class Refused(InvalidRequest):
@@ -65,7 +62,8 @@ class LandingTooSmall(RequestError):
 
 def no_endpoints(message: str) -> AdmissionRejected:
     """503: nobody is there to serve."""
-    return AdmissionRejected(message, contended=False, retry_after_s=1.0, reason=NO_ENDPOINTS, code="no_endpoints")
+    reason = DroppedReason.NO_ENDPOINTS.value
+    return AdmissionRejected(message, contended=False, retry_after_s=1.0, reason=reason, code="no_endpoints")
 
 
 _STATUS: dict[type[RequestError], int] = {

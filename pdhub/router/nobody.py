@@ -13,6 +13,7 @@ from pdhub.router.errors import no_endpoints
 from pdhub.router.fleet import Fleet
 from pdhub.router.gate import rejection
 from pdhub.router.openai import ClientRequest
+from pdhub.wire.errors import context_length_message
 
 _MEMBERS: Mapping[Feature, tuple[str, ...]] = {
     Feature.SAMPLING: ("temperature", "top_p"),
@@ -44,11 +45,7 @@ def nobody(decision: Decision, request: ClientRequest, fleet: Fleet) -> RequestE
 def _too_long(request: ClientRequest, fleet: Fleet) -> InvalidRequest:
     widest = max(pool.capabilities.max_context for pool in fleet.pools.values())
     limit = request.max_tokens or 1
-    message = (
-        f"This model's maximum context length is {widest} tokens. However, you requested at least "
-        f"{request.prompt_low + limit} tokens ({request.prompt_low} in the messages, {limit} in the completion). "
-        "Please reduce the length of the messages or completion."
-    )
+    message = context_length_message(widest, request.prompt_low, limit)
     return InvalidRequest(message, param="max_tokens", code="context_length_exceeded")
 
 

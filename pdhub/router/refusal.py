@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from pdhub.api.errors import AdmissionRejected, EngineFailed, RequestError, TransferFailed
+from pdhub.core.admission import DroppedReason
 from pdhub.router.endpoint import Endpoint
-from pdhub.router.errors import NO_CAPACITY, LandingTooSmall, Refused
+from pdhub.router.errors import LandingTooSmall, Refused
 from pdhub.router.relay import UpstreamReply
 from pdhub.wire import errors as wire
 from pdhub.wire.control import RefusedCode
@@ -68,7 +69,8 @@ def from_event(error: Mapping[str, Any], endpoint: Endpoint) -> RequestError:
 def _busy(endpoint: Endpoint, headers: Mapping[str, str]) -> AdmissionRejected:
     told = headers.get("retry-after", "")
     seconds = float(told) if told.isdigit() and len(told) < 6 else None
-    return AdmissionRejected(f"'{endpoint.name}' is busy", retry_after_s=seconds, reason=NO_CAPACITY, code="busy")
+    reason = DroppedReason.SATURATED.value
+    return AdmissionRejected(f"'{endpoint.name}' is busy", retry_after_s=seconds, reason=reason, code="busy")
 
 
 def _object(raw: bytes) -> dict[str, Any] | None:

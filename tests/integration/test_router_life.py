@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from router_fakes import TEXT, Engine, answer_json, answer_never, router_before
+from router_fakes import TEXT, Engine, answer_bytes, answer_json, answer_never, router_before, sse, text_event
 
 from pdhub.api import EngineSpec, InvalidRequest, Policy, PolicySpec, hookimpl
 from pdhub.policies.slo_threshold import SloThreshold, SloThresholdConfig
@@ -165,3 +165,42 @@ policy: {{type: slo_threshold, config: {{tpot_below_ms: 20, fast: relay, otherwi
             process.kill()
             await process.wait()
         await engine.close()
+
+
+async def test_the_openai_client_library_understands_every_end():
+    import openai
+
+    events = [text_event("a"), text_event("b")]
+    engine = Engine(answer_json(DOCUMENT))
+    async with (
+        router_before({"relay": [engine]}, admission={"default_budget_s": 0.2}) as running,
+        openai.AsyncOpenAI(base_url=running.url + "/v1", api_key="x", max_retries=0) as client,
+    ):
+
+        async def ask(**members):
+            return await client.completions.create(model="m", prompt="x", **members)
+
+        assert (await ask()).choices[0].text == "x"
+        assert [m.id async for m in client.models.list()] == ["m", "alias"]
+        with pytest.raises(openai.NotFoundError):
+            await client.completions.create(model="other", prompt="x")
+        with pytest.raises(openai.BadRequestError):
+            await ask(max_tokens=0)
+        engine.answer = answer_bytes(sse(*events, text_event("", "stop")))
+        assert [e.choices[0].text async for e in await ask(stream=True)] == ["a", "b", ""]
+        engine.answer = answer_bytes(sse(*events, done=False), cut_off=True, pause=0.05)
+        got = []
+
+        async def read():
+            async for event in await ask(stream=True):
+                got.append(event.choices[0].text)
+
+        with pytest.raises(openai.APIError, match="broke off"):
+            await read()
+        assert got == ["a", "b"]
+        engine.answer = answer_json({"error": {"message": "busy"}}, status=429)
+        with pytest.raises(openai.RateLimitError):
+            await ask()
+        engine.answer = answer_json({}, status=500)
+        with pytest.raises(openai.InternalServerError):
+            await ask()
