@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pydantic import BaseModel
 
@@ -51,7 +52,7 @@ class Rule:
     fallback: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Routing:
     """Args:
     base: the policy that ``type`` names.
@@ -68,10 +69,11 @@ class Routing:
     fallback: tuple[str, ...] = ()
     shadow: Routing | None = None
 
+    @cached_property
     def headers(self) -> frozenset[str]:
         """Names of the request headers that rules look at, the shadow's included."""
-        own = {name for rule in self.rules for name in rule.match.headers}
-        return frozenset(own) | (self.shadow.headers() if self.shadow is not None else frozenset())
+        own = frozenset(name for rule in self.rules for name in rule.match.headers)
+        return own | (self.shadow.headers if self.shadow is not None else frozenset())
 
     def parts(self) -> Iterator[Part]:
         """Every plugin of this policy, without the shadow's."""

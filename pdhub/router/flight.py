@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from pdhub.api.policy import Prediction
 from pdhub.api.request import SLO, RequestRecord
+
+if TYPE_CHECKING:
+    from pdhub.router.stay import Stay
+from pdhub.core.slo import SloReading, served_tier
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
@@ -30,13 +37,18 @@ class Flight:
     Args:
         id: minted by the router, the key everywhere. client_id: what the client sent; echoed and logged only.
         trace: W3C trace headers for both legs.
+        sent_at: of the last attempt. predicted: what was expected of it then. stay: on the node, while it lasts.
+        wall_s: arrival in seconds since the epoch. asked: targets and all that the client says about service.
+        headers: those that rules may match.
     """
 
     id: str
     arrived: float
     client_id: str = ""
     trace: Mapping[str, str] = field(default_factory=dict)
-    slo: SLO = SLO()
+    wall_s: float = 0.0
+    asked: SloReading = field(default_factory=SloReading)
+    headers: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
     pool: str | None = None
     node: str | None = None
@@ -49,6 +61,10 @@ class Flight:
     last_at: float | None = None
     queued_s: float = 0.0
     concurrency: int | None = None
+    sent_at: float | None = None
+    cached_tokens: int | None = None
+    predicted: Prediction = Prediction()
+    stay: Stay | None = None
     stats: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -59,7 +75,16 @@ class Flight:
             trace["traceparent"] = headers["traceparent"]
             if state := headers.get("tracestate", ""):
                 trace["tracestate"] = state[:512]
-        return cls(new_id(), now, safe_id(headers.get("x-request-id", "")), trace)
+        return cls(new_id(), now, safe_id(headers.get("x-request-id", "")), trace, wall_s=time.time())
+
+    @property
+    def slo(self) -> SLO:
+        return self.asked.slo
+
+    @property
+    def tier(self) -> str | None:
+        """The service tier that the answer names; None if the client named none."""
+        return served_tier(self.asked.tier, self.reason)
 
     @property
     def shown_id(self) -> str:
@@ -72,6 +97,8 @@ class Flight:
             self.first_at = now
         self.last_at = now
         self.completion_tokens += count
+        if self.stay is not None:
+            self.stay.tokens(count, now)
 
     def restart(self) -> None:
         """An attempt failed before the first byte: nothing of it counts."""
@@ -105,7 +132,16 @@ class Flight:
             kv_bytes=None if kv_bytes is None else int(kv_bytes),
             attempts=max(1, self.attempts),
             slo=self.slo,
+            tier=self.tier,
+            session=self.asked.session,
             queued_ms=self.queued_s * 1000,
             concurrency=self.concurrency,
-            extra={"client_request_id": self.client_id, "slot_wait_ms": self.stats.get("wait_ms")},
+            predicted_ttft_ms=self.predicted.ttft_ms,
+            predicted_tpot_ms=self.predicted.tpot_ms,
+            extra={
+                "client_request_id": self.client_id,
+                "slot_wait_ms": self.stats.get("wait_ms"),
+                "sent_ms": None if self.sent_at is None else (self.sent_at - self.arrived) * 1000,
+                "cached_tokens": self.cached_tokens,
+            },
         )

@@ -209,5 +209,10 @@ class Journey:
             features=features,
             slo=flight.slo,
             stream=request.stream,
+            tenant=flight.asked.tenant,
+            priority=flight.asked.priority,
+            session=flight.asked.session,
+            headers=flight.headers,
             arrived_s=flight.arrived,
+            wall_s=flight.wall_s,
         )

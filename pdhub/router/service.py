@@ -24,7 +24,7 @@ from pdhub.router.flight import Flight
 from pdhub.router.journey import Journey
 from pdhub.router.openai import parse_request
 from pdhub.router.sink import Sink
-from pdhub.router.slo import read_slo
+from pdhub.router.slo import read_asked
 
 log = logging.getLogger("pdhub.router")
 
@@ -75,10 +75,12 @@ class Service:
             self._finish(flight, outcome_of(error), code_of(error))
 
     async def _run(self, endpoint: str, headers: Mapping[str, str], body: bytes, flight: Flight, sink: Sink) -> None:
-        model = self._context.plan.config.model
-        flight.slo = read_slo(headers)
+        context = self._context
+        model = context.plan.config.model
         request = parse_request(endpoint, body, model.name, model.aliases)
         flight.model = request.served
+        flight.asked = read_asked(headers, request.body, context.plan.classes, context.metrics.unreadable)
+        flight.headers = {name: headers[name] for name in context.plan.routing.headers if name in headers}
         await Journey(self._context, request, flight, sink).run()
 
     def _explain(self, error: Exception, flight: Flight) -> Exception:

@@ -1,42 +1,28 @@
-"""Latency targets out of a request's headers."""
+"""What a request asks for, counted and, if the policy is strict, refused where it cannot be read."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from pdhub.api.request import SLO
-
-TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
-TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
-MAX_MS = 86_400_000.0
-"""A day. Larger targets mean the same, and cannot overflow anything downstream."""
-
-_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18}", re.ASCII)
+from pdhub.api.errors import InvalidRequest
+from pdhub.core.slo import SloReading, read_slo
+from pdhub.core.slo_classes import Classes
 
 
-def parse_ms(text: str) -> float | None:
-    """A positive finite decimal number of milliseconds, clamped; None for anything else."""
-    text = text.strip(" \t")
-    if not _DECIMAL.fullmatch(text):
-        return None
-    value = float(text)
-    return min(value, MAX_MS) if value > 0 and math.isfinite(value) else None
+def read_asked(
+    headers: Mapping[str, str], body: Mapping[str, Any], classes: Classes, count: Callable[[str], None]
+) -> SloReading:
+    """Args:
+        headers: lower-cased names. count: told each name that was present but could not be read.
 
-
-def read_slo(headers: Mapping[str, str]) -> SLO:
-    """Targets of one request.
-
-    Args:
-        headers: lower-cased names. The first *present* name of a metric wins: present but invalid means no
-            target for that metric, it does not fall through to the next name.
+    Raises:
+        InvalidRequest: naming the first of them, if the policy is strict.
     """
-    return SLO(ttft_ms=_first(headers, TTFT_HEADERS), tpot_ms=_first(headers, TPOT_HEADERS))
-
-
-def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> float | None:
-    for name in names:
-        if name in headers:
-            return parse_ms(headers[name])
-    return None
+    reading = read_slo(headers, body, classes)
+    for name in reading.invalid:
+        count(name)
+    if reading.invalid and classes.strict:
+        name = reading.invalid[0]
+        raise InvalidRequest(f"{name} cannot be read", param=name)
+    return reading

@@ -78,7 +78,14 @@ class RouterMetrics:
         self.prefill_failures = Counter(
             "pdhub_router_prefill_failures_total", "Failed prefill legs.", ["prefill"], registry=r
         )
+        self._unreadable = Counter(
+            "pdhub_router_slo_invalid_total", "Targets, classes and tiers that could not be read.", ["name"], registry=r
+        )
         self.registry.register(self)
+
+    def unreadable(self, name: str) -> None:
+        """A header or member about service was present but could not be read. ``name``: of a closed set."""
+        self._unreadable.labels(name).inc()
 
     def collect(self) -> Iterable[Metric]:
         """Momentary values, read when somebody looks."""
