@@ -22,7 +22,7 @@ from torch import Tensor, nn
 _log = logging.getLogger("pdhub.transformers")
 
 
-class RowLinear(nn.Linear):
+class RowLinear(nn.Linear):  # type: ignore[misc]
     """``nn.Linear`` for ``[rows, 1, features]``; anything else takes the usual way."""
 
     batched: bool
@@ -47,10 +47,9 @@ def _holds(layer: nn.Linear, rows: int) -> bool:
     shape = (rows, 1, layer.in_features)
     value = torch.randn(shape, generator=generator).to(layer.weight.device, layer.weight.dtype)
     single = torch.cat([nn.functional.linear(row, layer.weight, layer.bias) for row in value.split(1)])
-    return torch.equal(_batched(value, layer.weight, layer.bias), single)
+    return bool(torch.equal(_batched(value, layer.weight, layer.bias), single))
 
 
-@torch.inference_mode()
 def make_exact(model: nn.Module, max_rows: int) -> bool:
     """Give every linear layer of ``model`` row-exact batches of up to ``max_rows`` rows, in place.
 
@@ -64,7 +63,8 @@ def make_exact(model: nn.Module, max_rows: int) -> bool:
             continue
         shape = (layer.in_features, layer.out_features, layer.bias is not None)
         if shape not in known:
-            known[shape] = all(_holds(layer, rows) for rows in _probes(max_rows))
+            with torch.inference_mode():
+                known[shape] = all(_holds(layer, rows) for rows in _probes(max_rows))
             if not known[shape]:
                 _log.info("weights %sx%s: rows run one after another, batches round differently here", *shape[:2])
         layer.__class__ = RowLinear

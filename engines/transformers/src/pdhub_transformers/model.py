@@ -126,7 +126,8 @@ def load_model(config: TransformersConfig, context: EngineContext, *, exact_rows
         sampling_defaults=_defaults(directory),
         forward=_forward(model),
     )
-    return _prepare(loaded, exact_rows)
+    with torch.inference_mode():
+        return _prepare(loaded, exact_rows)
 
 
 def _check_attention(config: Any, directory: Path) -> None:
@@ -157,7 +158,6 @@ def _forward(model: Any) -> Callable[..., Any]:
     return forward
 
 
-@torch.inference_mode()
 def _prepare(loaded: LoadedModel, exact_rows: int) -> LoadedModel:
     """Switch the model to rows and prove, on a few tokens, that it still computes what it did."""
     model, size = loaded.model, min(6, loaded.max_context - 1)

@@ -23,7 +23,7 @@ class Geometry:
 
     @property
     def token_bytes(self) -> int:
-        return self.layers * 2 * self.heads * self.dim * self.dtype.itemsize
+        return int(self.layers * 2 * self.heads * self.dim * self.dtype.itemsize)
 
     def rounded(self, tokens: int) -> int:
         """Tokens, rounded up to whole blocks."""
