@@ -83,6 +83,8 @@ class FaultyTransfer(Posting):
         self._owner = owner
         self._again = on_done if again else None
         self.inner: Transfer | None = None
+        self.starting = threading.RLock()
+        """Held while a late write is posted, so that an abort finds it either held back or posted."""
         self.lies = False
         self.resend: Callable[[], object] | None = None
         self.unprovable = False
@@ -95,8 +97,9 @@ class FaultyTransfer(Posting):
         if self.lies:
             self.finish(TransferState.ABORTED)
             return True
-        if self.inner is None:  # held back or dropped
-            return super().abort()
+        with self.starting:
+            if self.inner is None:  # held back or dropped
+                return super().abort()
         stopped = self.inner.abort()
         if self.resend is not None:
             self._owner.later(LATE_S, self.resend)
@@ -238,18 +241,18 @@ class FaultyTransport(Transport):
     def _start(
         self, transfer: FaultyTransfer, peer: Peer, grant: Grant, ops: Sequence[WriteOp], scratch: Region | None
     ) -> None:
-        if not transfer.begin():
-            return
-
         def finished(inner: Transfer) -> None:
             transfer.finished(inner)
             if scratch is not None and transfer.resend is None:
                 self.later(0, partial(self.inner.unregister, scratch.id))
 
-        try:
-            transfer.inner = self.inner.write(peer, grant, ops, on_done=finished)
-        except ValueError as error:  # found out late only because the write was delayed
-            transfer.finish(TransferState.FAILED, TransferFailed(str(error)))
+        with transfer.starting:
+            if not transfer.begin():
+                return
+            try:
+                transfer.inner = self.inner.write(peer, grant, ops, on_done=finished)
+            except ValueError as error:  # found out late only because the write was delayed
+                transfer.finish(TransferState.FAILED, TransferFailed(str(error)))
 
     def _spoil(self, ops: list[WriteOp]) -> tuple[list[WriteOp], Region | None]:
         if ops and self._hit(self.faults.lose):
