@@ -7,6 +7,7 @@ Nothing here depends on the process, so that a run can be repeated.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from zlib import crc32
 
@@ -21,8 +22,12 @@ def seed_of(text: str) -> int:
 
 def mix(seed: int, name: str) -> int:
     """64 bits of a seed and a name; cheap, for ties between nodes and for highest-random-weight choice."""
-    value = ((crc32(name.encode()) ^ seed) * _GOLDEN) & _MASK
-    return ((value ^ (value >> 32)) * _GOLDEN) & _MASK
+    return ((_bits(name) ^ seed) * _GOLDEN) & _MASK
+
+
+@lru_cache(maxsize=16_384)
+def _bits(name: str) -> int:
+    return crc32(name.encode()) * _GOLDEN & _MASK
 
 
 def unit(bits: int) -> float:

@@ -7,10 +7,10 @@ throughput for its price, and there to the emptiest node.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from pydantic import Field
 
@@ -23,6 +23,8 @@ from pdhub.policies.draw import mix, seed_of, unit
 from pdhub.policies.occupancy import busy, places
 
 NAME = "slo"
+
+Kept = Sequence[tuple[PoolView, NodeView]]
 
 
 class SloConfig(PluginConfig):
@@ -49,27 +51,23 @@ class SloConfig(PluginConfig):
             raise ValueError(f"throughput names no pool: '{self.throughput}'")
 
 
-class Tier(IntEnum):
-    """How well a node would do, best first."""
+ATTAINS, BARELY, UNKNOWN, SPOILS, MISSES = range(5)
+"""How well a node would do, best first. ``BARELY`` attains with less room than the margin asks for; ``SPOILS`` attains,
+but one more request would spoil the target of another one that runs there."""
 
-    ATTAINS = 0
-    #: attains, but with less room than the margin asks for
-    BARELY = 1
-    UNKNOWN = 2
-    #: attains, but one more request would spoil the target of another one that runs there
-    SPOILS = 3
-    MISSES = 4
+_REASONS = (Reason.SLO_MET, Reason.SLO_MET, Reason.SLO_UNKNOWN, Reason.SLO_MET, Reason.SLO_LEAST_MISS)
+
+_BEHIND = 1e9
+"""Added to how full a node without a free place is: only a node with one is worth filling."""
 
 
-class Row(NamedTuple):
-    """One kept node; sorts by ``key``, in which its name makes every tie definite."""
+Row = tuple[float, float, float, int, tuple[str, str], int, float, int]
+"""One kept node: rank, cost, how full, tie, (pool, node), tier, ratio, busy. Rows sort from the left; the
+names make every tie definite, so that nothing after them counts. A plain tuple: this is the time of a choice."""
 
-    key: tuple[float | str, ...]
-    tier: Tier
-    ratio: float
-    pool: PoolView
-    node: NodeView
-    predicted: Prediction
+_COST: Final = 1
+_NAMES: Final = 4
+_TIER: Final = 5
 
 
 class Slo(Policy):
@@ -88,125 +86,91 @@ class Slo(Policy):
             reason = self._reason_without_target(request, snapshot, rows[0])
         else:
             rows = self._with_target(request, snapshot, kept, now, seed)
-            reason = _REASONS[rows[0].tier]
-            if rows[0].tier is Tier.MISSES and self._config.shed and request.priority < 0:
-                shed = [_shed(row) for row in rows]
-                return Decision((), Candidates(lambda: [*shed, *dropped]), Reason.SHED, NAME)
+            reason = _REASONS[rows[0][_TIER]]
+            if rows[0][_TIER] == MISSES and self._config.shed and request.priority < 0:
+                shed = Candidates(lambda: [*_explained(rows, kept, request, snapshot, now, shed=True), *dropped])
+                return Decision((), shed, Reason.SHED, NAME)
             explored = self._explored(request, rows, seed)
             if explored is not None:
                 rows.insert(0, rows.pop(explored))
                 reason = Reason.EXPLORE
-        order = tuple([(row.pool.name, row.node.name) for row in rows])
-        return Decision(order, Candidates(lambda: [*_explained(rows), *dropped]), reason, NAME)
+        return Decision(
+            order=tuple([row[_NAMES] for row in rows]),
+            candidates=Candidates(lambda: [*_explained(rows, kept, request, snapshot, now), *dropped]),
+            reason=reason,
+            policy=NAME,
+        )
 
-    def _with_target(
-        self,
-        request: RequestView,
-        snapshot: Snapshot,
-        kept: Sequence[tuple[PoolView, NodeView]],
-        now: float,
-        seed: int,
-    ) -> list[Row]:
+    def _with_target(self, request: RequestView, snapshot: Snapshot, kept: Kept, now: float, seed: int) -> list[Row]:
+        # Written out without calls: with a thousand nodes this loop is the time of a choice.
         predict, margin = snapshot.latency.predict, self._config.margin
-        ttft, tpot = request.slo.ttft_ms, request.slo.tpot_ms
+        ttft, tpot = request.slo.ttft_ms or math.inf, request.slo.tpot_ms or math.inf
+        wants_ttft, wants_tpot = request.slo.ttft_ms is not None, request.slo.tpot_ms is not None
         # A request that nobody stamped has not waited.
         waited = (now - request.arrived_s) * 1000 if request.arrived_s else 0.0
-        fill = -1.0 if self._config.fill else 1.0
-        rows = []
+        sign = -1.0 if self._config.fill else 1.0
+        rows: list[Row] = []
         for pool, node in kept:
             predicted = predict(request, pool, node, now)
-            ratio, known = 0.0, True
-            if tpot is not None:
-                if predicted.tpot_ms is None:
-                    known = False
-                else:
-                    ratio = predicted.tpot_ms / tpot
-            if ttft is not None:
-                if predicted.ttft_ms is None:
-                    known = False
-                else:
-                    ratio = max(ratio, (waited + predicted.ttft_ms) / ttft)
-            room = places(pool, node)
-            load = busy(node)
+            first, each = predicted.ttft_ms, predicted.tpot_ms
+            ratio = 0.0 if each is None else each / tpot
+            if first is not None and (late := (waited + first) / ttft) > ratio:
+                ratio = late
+            load, room = busy(node), node.slots or places(pool, node)
             full = load / room
+            rank: float
             if ratio > 1:
-                tier = Tier.MISSES
-            elif not known:
-                tier = Tier.UNKNOWN
-            elif _spoils(node, predicted):
-                tier = Tier.SPOILS
+                tier, rank = MISSES, MISSES + ratio
+            elif (wants_ttft and first is None) or (wants_tpot and each is None):
+                tier = rank = UNKNOWN
+            elif node.tightest_tpot_ms is not None and _spoils(node, predicted):
+                tier = rank = SPOILS
             else:
-                tier = Tier.ATTAINS if ratio <= margin else Tier.BARELY
-            # Only a node with a free place is filled; behind a queue, the shortest one.
-            good = tier <= Tier.BARELY
-            key = (
-                float(tier),
-                ratio if tier is Tier.MISSES else 0.0,
-                pool.cost,
-                float(load >= room),
-                full * fill if good and load < room else full,
-                float(mix(seed, node.name)),
-                pool.name,
-                node.name,
-            )
-            rows.append(Row(key, tier, ratio, pool, node, predicted))
+                tier = rank = ATTAINS if ratio <= margin else BARELY
+                full *= sign
+            if load >= room:
+                full = _BEHIND + load / room
+            rows.append((rank, pool.cost, full, mix(seed, node.name), (pool.name, node.name), tier, ratio, load))
         rows.sort()
         return rows
 
-    def _without_target(
-        self,
-        request: RequestView,
-        snapshot: Snapshot,
-        kept: Sequence[tuple[PoolView, NodeView]],
-        now: float,
-        seed: int,
-    ) -> list[Row]:
+    def _without_target(self, request: RequestView, snapshot: Snapshot, kept: Kept, now: float, seed: int) -> list[Row]:
         predict, wanted = snapshot.latency.predict, self._config.throughput
-        rows = []
+        ranks = _ranks(snapshot, wanted)
+        rows: list[Row] = []
         for pool, node in kept:
-            predicted = predict(request, pool, node, now)
-            room, load = places(pool, node), busy(node)
-            key = (
-                float(wanted is not None and pool.name != wanted),
-                pool.cost,
-                float(-pool.capabilities.slots),
-                pool.name,
-                float(load >= room),
-                float(_spoils(node, predicted)),
-                load / room,
-                float(mix(seed, node.name)),
-                node.name,
-            )
-            rows.append(Row(key, Tier.ATTAINS, 0.0, pool, node, predicted))
+            load, room = busy(node), node.slots or places(pool, node)
+            full = load / room
+            if load >= room:
+                full += _BEHIND
+            elif node.tightest_tpot_ms is not None and _spoils(node, predict(request, pool, node, now)):
+                full += _BEHIND / 2
+            rank, tie = ranks[pool.name], mix(seed, node.name)
+            rows.append((rank, pool.cost, full, tie, (pool.name, node.name), ATTAINS, 0.0, load))
         rows.sort()
         return rows
 
     def _reason_without_target(self, request: RequestView, snapshot: Snapshot, first: Row) -> Reason:
-        wanted = self._config.throughput
-        if wanted is None:
-            mine = [p for p in snapshot.pools if p.role == "decode" and request.model in p.models]
-            wanted = min(mine, key=lambda p: (p.cost, -p.capabilities.slots, p.name)).name
-        return Reason.NO_SLO if first.pool.name == wanted else Reason.FALLBACK
+        ranks = _ranks(snapshot, self._config.throughput)
+        mine = [p.name for p in snapshot.pools if p.role == "decode" and request.model in p.models]
+        return Reason.NO_SLO if first[_NAMES][0] == min(mine, key=ranks.__getitem__) else Reason.FALLBACK
 
     def _explored(self, request: RequestView, rows: Sequence[Row], seed: int) -> int | None:
         """Index of an unknown node that this request should try before the known ones. What is never tried stays
         unknown; important requests are not for trying."""
-        if rows[0].tier > Tier.BARELY or request.priority > 0 or unit(mix(seed, "explore")) >= self._config.explore:
+        if rows[0][_TIER] > BARELY or request.priority > 0 or unit(mix(seed, "explore")) >= self._config.explore:
             return None
-        limit = rows[0].pool.cost
-        for index, row in enumerate(rows):
-            if row.tier is Tier.UNKNOWN and row.pool.cost <= limit and row.key[3] == 0.0:
+        limit = rows[0][_COST]
+        for index, (_, cost, full, _, _, tier, *_) in enumerate(rows):
+            if tier == UNKNOWN and cost <= limit and full < _BEHIND:
                 return index
         return None
 
 
-_REASONS = {
-    Tier.ATTAINS: Reason.SLO_MET,
-    Tier.BARELY: Reason.SLO_MET,
-    Tier.UNKNOWN: Reason.SLO_UNKNOWN,
-    Tier.SPOILS: Reason.SLO_MET,
-    Tier.MISSES: Reason.SLO_LEAST_MISS,
-}
+def _ranks(snapshot: Snapshot, wanted: str | None) -> dict[str, float]:
+    """Place of each pool for requests without a target: the wanted one, the cheapest, the one with most slots."""
+    pools = sorted(snapshot.pools, key=lambda p: (p.name != wanted, p.cost, -p.capabilities.slots, p.name))
+    return {pool.name: float(place) for place, pool in enumerate(pools)}
 
 
 def _spoils(node: NodeView, predicted: Prediction) -> bool:
@@ -215,12 +179,16 @@ def _spoils(node: NodeView, predicted: Prediction) -> bool:
     return limit is not None and predicted.tpot_ms is not None and predicted.tpot_ms > limit
 
 
-def _explained(rows: Sequence[Row]) -> Iterator[Candidate]:
-    for row in rows:
-        scores = {"tier": float(row.tier), "used": row.ratio, "cost": row.pool.cost, "busy": float(busy(row.node))}
-        yield Candidate(row.pool.name, row.node.name, scores=scores, predicted=row.predicted)
-
-
-def _shed(row: Row) -> Candidate:
-    why = f"would take {row.ratio:.2f} of the target, and the request may be shed"
-    return Candidate(row.pool.name, row.node.name, dropped_by=NAME, why=why, predicted=row.predicted)
+def _explained(
+    rows: Iterable[Row], kept: Kept, request: RequestView, snapshot: Snapshot, now: float, *, shed: bool = False
+) -> Iterator[Candidate]:
+    """Predictions are made once more: a snapshot's latency model is frozen, and few decisions are ever explained."""
+    views = {(pool.name, node.name): (pool, node) for pool, node in kept}
+    for _, cost, _, _, names, tier, ratio, load in rows:
+        predicted = snapshot.latency.predict(request, *views[names], now)
+        if shed:
+            why = f"would take {ratio:.2f} of the target, and the request may be shed"
+            yield Candidate(*names, dropped_by=NAME, why=why, predicted=predicted)
+        else:
+            scores = {"tier": float(tier), "used": ratio, "cost": cost, "busy": float(load)}
+            yield Candidate(*names, scores=scores, predicted=predicted)
