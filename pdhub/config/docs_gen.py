@@ -53,17 +53,23 @@ def _host() -> Iterator[str]:
         path, model = waiting.pop(0)
         yield f"### {f'`{path}`' if path else 'Top level'}\n\n{_doc(model)}\n\n{_table(model)}"
         for name, info in model.model_fields.items():
-            inner, many = _section(info.annotation)
+            inner, mark = _section(info.annotation)
             if inner is not None and inner not in done:
                 done.add(inner)
-                waiting.append((f"{path}.{name}".lstrip(".") + ("[]" if many else ""), inner))
+                waiting.append((f"{path}.{name}".lstrip(".") + mark, inner))
 
 
-def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    if get_origin(annotation) is list:
-        annotation = get_args(annotation)[0]
-        return (annotation, True) if _is_model(annotation) else (None, False)
-    return (annotation, False) if _is_model(annotation) else (None, False)
+def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """The model inside, and how its place is written: ``[]`` in a list, ``.NAME`` in a mapping."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        found = [_section(a) for a in args if a is not type(None)]
+        return found[0] if len(found) == 1 else (None, "")
+    if origin is list:
+        return (args[0], "[]") if _is_model(args[0]) else (None, "")
+    if origin is dict:
+        return (args[1], ".NAME") if _is_model(args[1]) else (None, "")
+    return (annotation, "") if _is_model(annotation) else (None, "")
 
 
 def _is_model(annotation: Any) -> bool:

@@ -16,7 +16,7 @@ ClassName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_./-]{0,6
 Millis = Annotated[float, Field(gt=0, le=86_400_000, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Bound = Annotated[float, Field(allow_inf_nan=False)]
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", to_lower=True)]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
 Clock = Annotated[str, StringConstraints(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 Tier = Literal["default", "flex", "priority", "scale"]

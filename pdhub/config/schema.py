@@ -17,27 +17,38 @@ _REF = "#/$defs/{model}"
 
 def json_schema(registry: Registry) -> dict[str, Any]:
     """The schema. Each ``type:`` is one of the installed names, and decides what ``config:`` may hold."""
+    parts = {part: [s for s in registry.specs(PolicySpec) if s.part is part] for part in PolicyPart}
     kinds: dict[str, Sequence[PluginSpec]] = {
         "engine": registry.specs(EngineSpec),
         "transport": registry.specs(TransportSpec),
-        "policy": [s for s in registry.specs(PolicySpec) if s.part is PolicyPart.POLICY],
+        "admission": parts[PolicyPart.ADMISSION],
         "launcher": registry.specs(LauncherSpec),
     }
-    models: list[type[BaseModel]] = [Config, *{s.config: None for specs in kinds.values() for s in specs}]
+    own: dict[str, Sequence[PluginSpec]] = {
+        "PolicyConfig": parts[PolicyPart.POLICY],
+        "RoutingConfig": parts[PolicyPart.POLICY],
+        "FilterConfig": parts[PolicyPart.FILTER],
+        "ScorerConfig": parts[PolicyPart.SCORER],
+    }
+    options = {s.config: None for specs in (*kinds.values(), *own.values()) for s in specs}
+    models: list[type[BaseModel]] = [Config, *options]
     refs, document = models_json_schema(
         [(m, "validation") for m in models], ref_template=_REF, schema_generator=GenerateJsonSchema
     )
     defs = document["$defs"]
     for kind, specs in kinds.items():
         defs[f"{kind}_component"] = _component(defs["Component"], specs, refs)
+    for model, specs in own.items():
+        defs[model] = _component(defs[model], specs, refs)
     root = defs.pop(_name(refs[Config, "validation"]))
     for model, key, kind in (
         ("PoolConfig", "engine", "engine"),
         ("PrefillConfig", "engine", "engine"),
         ("HandoffConfig", "transport", "transport"),
+        ("AdmissionConfig", "order", "admission"),
     ):
-        _refer(defs[model], key, kind)
-    _refer(root, "policy", "policy")
+        if key in defs[model]["properties"]:
+            _refer(defs[model], key, kind)
     _refer(root, "launcher", "launcher")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": defs}
 

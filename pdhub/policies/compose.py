@@ -15,14 +15,14 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Protocol, cast
 
 from pdhub.api.policy import Candidate, Decision, NodeView, Policy, PoolView, Reason, Snapshot
 from pdhub.api.request import RequestRecord, RequestView
 from pdhub.policies.candidates import Candidates
 from pdhub.policies.capable import sift
-from pdhub.policies.ranking import Filters, Key, Nodes, Ranked, Scorers, tie
+from pdhub.policies.draw import mix, seed_of, unit
+from pdhub.policies.ranking import Filters, Key, Nodes, Ranked, Scorers
 from pdhub.policies.routing import Routing, Rule
 
 
@@ -142,7 +142,8 @@ class Composed(Policy):
         nodes = [(pool, node) for pool in snapshot.pools for node in pool.nodes]
         if group.scorers is not None:
             ranked = group.scorers.rate(request, nodes, snapshot.latency, now)
-            keys = sorted(ranked.total, key=lambda k: (-ranked.total[k], tie(request, k), k))
+            seed = seed_of(request.id)
+            keys = sorted(ranked.total, key=lambda k: (-ranked.total[k], mix(seed, k[1]), k))
             made = Candidates(lambda: [Candidate(*key, scores=ranked.scores[key]) for key in keys])
             return Decision(tuple(keys), made, Reason.RULE, self.name)
         decision = self._base.choose(request, snapshot, now, rng)
@@ -158,10 +159,11 @@ def _reranked(
     """Nodes of one pool that the base policy put next to each other, by score. A node that is predicted to miss a
     target stays behind those that are not."""
     views = {(pool.name, node.name): (pool, node) for pool, node in nodes}
+    seed = seed_of(request.id)
     order: list[Key] = []
     for _, run in itertools.groupby(decision.order, key=lambda key: key[0]):
         order += sorted(
-            run, key=lambda k: (_misses(request, *views[k], snapshot, now), -ranked.total[k], tie(request, k), k)
+            run, key=lambda k: (_misses(request, *views[k], snapshot, now), -ranked.total[k], mix(seed, k[1]), k)
         )
 
     def candidates() -> Iterable[Candidate]:
@@ -177,8 +179,9 @@ def _misses(request: RequestView, pool: PoolView, node: NodeView, snapshot: Snap
     if slo.ttft_ms is None and slo.tpot_ms is None:
         return False
     seen = snapshot.latency.predict(request, pool, node, now)
-    pairs = ((seen.ttft_ms, slo.ttft_ms), (seen.tpot_ms, slo.tpot_ms))
-    return any(value is not None and target is not None and value > target for value, target in pairs)
+    waited = (now - request.arrived_s) * 1000 if request.arrived_s else 0.0
+    pairs = ((seen.ttft_ms, slo.ttft_ms, waited), (seen.tpot_ms, slo.tpot_ms, 0.0))
+    return any(v is not None and target is not None and v + spent > target for v, target, spent in pairs)
 
 
 def _pools(nodes: Nodes, names: Sequence[str]) -> tuple[PoolView, ...]:
@@ -195,9 +198,8 @@ def _pools(nodes: Nodes, names: Sequence[str]) -> tuple[PoolView, ...]:
 def _draw(rule: Rule, request: RequestView) -> tuple[str, ...]:
     """The pool that this request, session or tenant draws, then the others by weight."""
     key = {"session": request.session, "tenant": request.tenant}.get(rule.sticky) or request.id
-    digest = blake2b(f"{rule.name}\0{key}".encode(), digest_size=8).digest()
     weights = [(pool, weight) for pool, weight in rule.weights if weight > 0]
-    point = int.from_bytes(digest) / 2**64 * sum(weight for _, weight in weights)
+    point = unit(seed_of(f"{rule.name}\0{key}")) * sum(weight for _, weight in weights)
     drawn = weights[-1][0]
     for pool, weight in weights:
         if point < weight:

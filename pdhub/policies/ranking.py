@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -78,8 +77,3 @@ class Scorers:
     def observe(self, record: RequestRecord) -> None:
         for _, scorer in self._scorers:
             scorer.observe(record)
-
-
-def tie(request: RequestView, key: Key) -> int:
-    """Breaks a tie the same way for one request, and differently for the next: no node is everybody's first."""
-    return zlib.crc32(f"{request.id}\0{key[0]}\0{key[1]}".encode())
