@@ -26,9 +26,9 @@ from pdhub.core.latency_errors import Calibration, Errors
 from pdhub.core.latency_lengths import Lengths
 from pdhub.core.latency_level import Level
 from pdhub.core.latency_shape import SETTLED, Shape
-from pdhub.core.latency_table import Factor, LatencyTable, Line, NodeRow, PoolRow
+from pdhub.core.latency_table import PREFILL, Factor, LatencyTable, Line, NodeRow, PoolRow
 
-__all__ = ["Calibration", "LatencyModel", "LatencyTable", "Metric", "PoolSeed", "Sample", "Tuning"]
+__all__ = ["PREFILL", "Calibration", "LatencyModel", "LatencyTable", "Metric", "PoolSeed", "Sample", "Tuning"]
 
 Metric = Literal["ttft", "tpot"]
 
@@ -68,6 +68,7 @@ class Sample:
     first token is there, TPOT again and again while tokens come.
 
     Args:
+        pool: of prefill instances :data:`PREFILL`; their TTFT is the time of their answer.
         at_s: when it was observed, monotonic seconds.
         ttft_ms: from sending it to the node until the first token, without the wait for a slot.
         backlog_tokens: prompt tokens ahead of it at prefill when it was sent.

@@ -14,6 +14,9 @@ from pdhub.core.latency_shape import Coefficients
 GRACE_S: Final = 0.5
 """A node that should have said something this long ago is taken for stalled."""
 
+PREFILL: Final = "(prefill)"
+"""The name under which the prefill instances are learned, whatever a snapshot calls their pool."""
+
 UNKNOWN: Final = Prediction()
 
 
@@ -114,23 +117,31 @@ class LatencyTable:
 
     def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
         """See :class:`~pdhub.api.policy.Predictor`."""
-        row = self.pools.get(pool.name)
+        name = PREFILL if pool.role == "prefill" else pool.name
+        row = self.pools.get(name)
         if row is None:
             return UNKNOWN
-        return self._predict(request, pool, row, node, now)
+        return self._predict(request, pool, row, node, self.nodes.get((name, node.name), NO_NODE), now)
 
     def predict_all(
         self, request: RequestView, pool: PoolView, nodes: Sequence[NodeView], now: float
     ) -> list[Prediction]:
         """:meth:`predict` for many nodes of one pool."""
-        row = self.pools.get(pool.name)
+        name = PREFILL if pool.role == "prefill" else pool.name
+        row, known = self.pools.get(name), self.nodes
         if row is None:
             return [UNKNOWN] * len(nodes)
-        return [self._predict(request, pool, row, node, now) for node in nodes]
+        return [self._predict(request, pool, row, n, known.get((name, n.name), NO_NODE), now) for n in nodes]
 
-    def _predict(self, request: RequestView, pool: PoolView, row: PoolRow, node: NodeView, now: float) -> Prediction:
-        known = self.nodes.get((pool.name, node.name), NO_NODE)
+    def _predict(
+        self, request: RequestView, pool: PoolView, row: PoolRow, node: NodeView, known: NodeRow, now: float
+    ) -> Prediction:
+        # The router's own count is newer, the engine's wider: other routers send there too.
         running = node.in_flight
+        load = node.load
+        if load.running is not None:
+            running = max(running, load.running + (load.waiting or 0))
+        taken = running
         if node.slots and running >= node.slots:
             running = node.slots - 1
         context = request.prompt_tokens + (row.output_tokens or 0.0) / 2
@@ -138,8 +149,8 @@ class LatencyTable:
         backlog = self.backlog_tokens if pool.needs_prefill and pool.role == "decode" else node.pending_tokens
         ttft = row.ttft.at(request.prompt_tokens * row.uncached, float(backlog), known.ttft, now)
         wait: float | None = 0.0
-        if node.queued or (node.slots and node.in_flight >= node.slots):
-            slot, queue = _waits(node, len(pool.nodes), row, tpot)
+        if node.queued or (node.slots and taken >= node.slots):
+            slot, queue = _waits(node, taken, len(pool.nodes), row, tpot)
             if slot is None or queue is None:
                 wait = ttft = None
             else:
@@ -154,16 +165,18 @@ class LatencyTable:
         return Prediction(ttft, tpot, wait)
 
 
-def _waits(node: NodeView, nodes: int, row: PoolRow, tpot: float | None) -> tuple[float | None, float | None]:
+def _waits(
+    node: NodeView, taken: int, nodes: int, row: PoolRow, tpot: float | None
+) -> tuple[float | None, float | None]:
     """Milliseconds until a slot is free: because of those on the node, and because of those in the pool's queue."""
     if not node.slots:
         return 0.0, 0.0
     mean = row.output_tokens
     slot: float | None = 0.0
-    before = node.in_flight - node.slots + 1
+    before = taken - node.slots + 1
     if before > 0:
         left_each = mean and mean / 2
-        if node.remaining_tokens is not None:
+        if node.remaining_tokens is not None and node.in_flight:
             left_each = node.remaining_tokens / node.in_flight
         slot = None if left_each is None or tpot is None else before * left_each * tpot / node.slots
     if not node.queued:

@@ -17,6 +17,7 @@ from pdhub.api.errors import (
     RequestError,
     TransferFailed,
 )
+from pdhub.api.policy import Prediction
 from pdhub.api.request import RequestView, Sampling
 from pdhub.router.answers import Answerer
 from pdhub.router.context import Context
@@ -28,6 +29,7 @@ from pdhub.router.openai import ClientRequest
 from pdhub.router.result import read_result
 from pdhub.router.sampling import with_seed
 from pdhub.router.sink import Sink
+from pdhub.router.stay import Stay
 
 _NEUTRAL = (
     InvalidRequest,
@@ -52,7 +54,7 @@ class Choice:
 class Attempt:
     """Args:
     context: what all requests share. view: the policy's view. sampling: resolved for both legs.
-    budget_s: what is left of the request's time to its first token.
+    budget_s: what is left of the request's time to its first token. predicted: what the node was chosen for.
     """
 
     def __init__(
@@ -64,11 +66,15 @@ class Attempt:
         sampling: Sampling,
         flight: Flight,
         budget_s: float,
+        predicted: Prediction,
     ) -> None:
         self._context = context
         self._choice = choice
         self._request = request
         self._flight = flight
+        self._view = view
+        self._predicted = predicted
+        self._stay: Stay | None = None
         self._claim: asyncio.Task[dict[str, object]] | None = None
         self._held = False
         self._at = choice.node
@@ -100,13 +106,15 @@ class Attempt:
     async def run(self, sink: Sink) -> None:
         """All legs, until the client has its answer. Raises a RequestError; ``sink.started`` says how far it came."""
         node, prefill, fleet = self._choice.node, self._choice.prefill, self._context.fleet
-        self._flight.concurrency = node.in_flight
-        node.in_flight += 1
-        fleet.changed()
-        ended = False
+        clock = self._context.clock
+        self._stay = Stay(
+            fleet, self._flight, self._view, self._choice.pool.name, node, prefill, self._predicted, clock()
+        )
+        ended = complete = False
         try:
             await self._hand_over()
             ended = await self._decode(sink)
+            complete = True
             node.breaker.success()
             if prefill is not None:
                 fleet.pair(prefill.name, node.name).success()
@@ -114,8 +122,7 @@ class Attempt:
             self._blame(error)
             raise
         finally:
-            node.in_flight -= 1
-            fleet.changed()
+            self._stay.end(complete, clock())
             if not ended:
                 self._drop()
 
@@ -155,16 +162,20 @@ class Attempt:
         call = client.prefill(self._leg)
         if call is None:
             return
-        instance.in_flight += 1
+        clock = self._context.clock
+        sent_at = clock()
+        instance.count(+1, sent_at)
         self._at = instance
         try:
             body = await self._context.caller.document(instance, call, self._request, self._headers)
             result = read_result(body)
             instance.breaker.success()
         finally:
-            instance.in_flight -= 1
+            instance.count(-1, clock())
         self._at = self._choice.node
         self._flight.prompt_tokens = len(result.prompt_token_ids)
+        if self._stay is not None:
+            self._stay.prefilled(sent_at, len(result.prompt_token_ids), result.cached_tokens, clock())
         self._leg = dataclasses.replace(self._leg, result=result)
 
     async def _decode(self, sink: Sink) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdhub.api.client import Target
 from pdhub.api.engine import EngineLoad
 from pdhub.api.policy import Health
 from pdhub.router.breaker import Breaker, BreakerState
+
+if TYPE_CHECKING:
+    from pdhub.router.stay import Stay
 
 
 class Endpoint:
@@ -18,6 +21,8 @@ class Endpoint:
         hosted: served by `pdhub node`, whose probes answer even while the engine computes. Silence of such an
             endpoint on every channel means that it is gone; a foreign server may merely be busy.
         probe_failures: probes in a row that must fail before an idle endpoint is down.
+
+    ``pending_tokens`` are prompt tokens sent to it and not yet answered, ``slots`` what it runs at once (0 = unknown).
     """
 
     def __init__(
@@ -39,7 +44,11 @@ class Endpoint:
         self.labels = labels or {}
         self.breaker = breaker
         self.in_flight = 0
+        self.slots = 0
+        self.pending_tokens = 0
+        self.stays: dict[str, Stay] = {}
         self.load = EngineLoad()
+        self.load_at = 0.0
         self.info: Mapping[str, Any] = {}
         self.draining = False
         self.problem = "has not answered yet"
@@ -48,6 +57,22 @@ class Endpoint:
         self._known = False
         self._misses = 0
         self._last_seen = 0.0
+        self._area = 0.0
+        self._area_at = 0.0
+
+    def count(self, change: int, now: float) -> None:
+        """So many requests came (or left, if negative)."""
+        self._area = self.area(now)
+        self._area_at = now
+        self.in_flight += change
+
+    def area(self, now: float) -> float:
+        """Requests in flight, integrated over time; the difference of two moments gives the mean between them."""
+        return self._area + self.in_flight * (now - self._area_at)
+
+    def told(self, load: EngineLoad, now: float) -> None:
+        """The engine's word about its load."""
+        self.load, self.load_at = load, now
 
     def target(self) -> Target:
         """What an engine client may know of it."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pdhub.api.client import EngineClient, LegOrder
 from pdhub.api.engine import Capabilities
 from pdhub.api.errors import LayoutMismatch
-from pdhub.api.policy import NodeView, PoolView, Snapshot
-from pdhub.api.request import Feature
+from pdhub.api.policy import Prediction, Snapshot
+from pdhub.api.request import Feature, RequestView
+from pdhub.core.latency import LatencyModel
 from pdhub.router.breaker import Breaker, BreakerState
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import no_endpoints
+from pdhub.router.picture import Picture
 
 log = logging.getLogger("pdhub.router.fleet")
 
@@ -32,7 +34,7 @@ EVERYTHING = Capabilities(frozenset(Feature), (1 << 31) - 1, 1000)
 
 @dataclass(slots=True)
 class Pool:
-    """Interchangeable nodes. ``waiting`` counts requests in its queue."""
+    """Interchangeable nodes."""
 
     name: str
     client: EngineClient
@@ -41,7 +43,6 @@ class Pool:
     cost: float = 1.0
     labels: Mapping[str, str] = field(default_factory=dict)
     capabilities: Capabilities = EVERYTHING
-    waiting: int = 0
 
     @property
     def needs_prefill(self) -> bool:
@@ -49,7 +50,11 @@ class Pool:
 
     def learn(self) -> None:
         """Capabilities of the pool: what every node that answered can do."""
-        known = [self.client.capabilities(n.info) for n in self.nodes.values() if n.info]
+        known = []
+        for node in self.nodes.values():
+            if node.info:
+                known.append(self.client.capabilities(node.info))
+                node.slots = known[-1].slots
         if known:
             self.capabilities = Capabilities(
                 features=frozenset.intersection(*(c.features for c in known)),
@@ -72,29 +77,51 @@ class PrefillInfo:
 
 
 class Fleet:
-    """Pools and prefill instances by name."""
+    """Pools and prefill instances by name.
 
-    def __init__(self, pools: Collection[Pool], prefills: Collection[Endpoint], *, pair_open_s: float) -> None:
+    Args:
+        pair_open_s: how long a path of KV that failed stays out.
+        latency: what is known of latencies. load_stale_s: how long an engine's word about its load counts.
+        waiting: now: requests in each pool's queue.
+    """
+
+    def __init__(
+        self,
+        pools: Collection[Pool],
+        prefills: Collection[Endpoint],
+        *,
+        pair_open_s: float,
+        latency: LatencyModel,
+        load_stale_s: float,
+        waiting: Callable[[], Mapping[str, int]],
+    ) -> None:
         self.pools = {pool.name: pool for pool in pools}
         self.prefills = {endpoint.name: endpoint for endpoint in prefills}
         self._pair_open_s = pair_open_s
         self._pairs: dict[tuple[str, str], Breaker] = {}
-        self._version = 0
-        self._snapshot: Snapshot | None = None
-        self._stale_at: float | None = None
+        self.latency = latency
+        self._picture = Picture(self.pools, self.prefills, latency, load_stale_s, waiting)
 
-    def changed(self) -> None:
-        """Something that a policy may look at changed; the next reader gets a new snapshot."""
-        self._snapshot = None
+    def changed(self, *endpoints: Endpoint) -> None:
+        """Something that a policy may look at changed, of these or (if none is given) of any; the next reader gets a
+        new snapshot."""
+        self._picture.changed(endpoints)
 
-    def snapshot(self, now: float) -> Snapshot:
-        """The current picture; the same object until something changes."""
-        if self._snapshot is None or (self._stale_at is not None and now >= self._stale_at):
-            self._version += 1
-            self._snapshot = Snapshot(self._version, tuple(self._view(pool, now) for pool in self.pools.values()))
-            changes = [e.breaker.next_change(now) for e in self.endpoints()]
-            self._stale_at = min((c for c in changes if c is not None), default=None)
-        return self._snapshot
+    def moved(self, endpoint: Endpoint) -> None:
+        """Tokens came from it."""
+        self._picture.moved(endpoint)
+
+    def snapshot(self, now: float, inside: str | None = None) -> Snapshot:
+        """The current picture; the same object until something changes. ``inside``: a pool that has let the request
+        in, so that nobody who waits there is ahead of it."""
+        return self._picture.snapshot(now, inside)
+
+    def predict(self, request: RequestView, pool: str, node: str, now: float) -> Prediction:
+        """What a request that need not wait in the pool's queue would see there."""
+        snapshot = self.snapshot(now, pool)
+        view = next(p for p in snapshot.pools if p.name == pool)
+        seen = next(n for n in view.nodes if n.name == node)
+        return snapshot.latency.predict(request, view, seen, now)
 
     def endpoints(self) -> Iterator[Endpoint]:
         """All of them, prefill instances first."""
@@ -134,21 +161,6 @@ class Fleet:
         if key not in self._pairs:
             self._pairs[key] = Breaker(failures=2, open_s=self._pair_open_s, trial_s=self._pair_open_s)
         return self._pairs[key]
-
-    def _view(self, pool: Pool, now: float) -> PoolView:
-        nodes = tuple(
-            NodeView(n.name, pool.name, n.health(now), n.in_flight, pool.waiting, n.load, n.labels)
-            for n in pool.nodes.values()
-        )
-        return PoolView(
-            name=pool.name,
-            models=pool.models,
-            capabilities=pool.capabilities,
-            nodes=nodes,
-            cost=pool.cost,
-            needs_prefill=pool.needs_prefill,
-            labels=pool.labels,
-        )
 
 
 def fits(prefill: Endpoint, accepts: frozenset[str]) -> bool:

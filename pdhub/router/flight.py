@@ -63,7 +63,7 @@ class Flight:
     concurrency: int | None = None
     sent_at: float | None = None
     cached_tokens: int | None = None
-    predicted: Prediction = Prediction()
+    predicted: Prediction = field(default_factory=Prediction)
     stay: Stay | None = None
     stats: Mapping[str, float] = field(default_factory=dict)
 

@@ -55,11 +55,11 @@ class Journey:
             if await self._in_pool(pool):
                 return
 
-    def _choose(self) -> tuple[Decision, list[tuple[str, str]]]:
-        """The policy's order, without what was tried."""
+    def _choose(self, inside: str | None = None) -> tuple[Decision, list[tuple[str, str]]]:
+        """The policy's order, without what was tried. ``inside``: the pool that has let the request in."""
         context = self._context
         now = context.clock()
-        decision = context.policy.choose(self._view, context.fleet.snapshot(now), now, context.rng)
+        decision = context.policy.choose(self._view, context.fleet.snapshot(now, inside), now, context.rng)
         nodes = [
             (pool, node)
             for pool, node in decision.order
@@ -86,7 +86,7 @@ class Journey:
     async def _use_place(self, pool: Pool) -> bool:
         context = self._context
         while True:
-            decision, nodes = self._choose()
+            decision, nodes = self._choose(pool.name)
             mine = [node for name, node in nodes if name == pool.name]
             if not mine or nodes[0][0] != pool.name:
                 return False
@@ -117,8 +117,11 @@ class Journey:
             return False
         flight, context = self._flight, self._context
         flight.node, flight.prefill = node, choice.prefill.name if choice.prefill else None
-        left = self._deadline - context.clock()
-        attempt = Attempt(context, choice, self._request, self._view, self._sampling, flight, left)
+        now = context.clock()
+        predicted = context.fleet.predict(self._view, pool.name, node, now)
+        attempt = Attempt(
+            context, choice, self._request, self._view, self._sampling, flight, self._deadline - now, predicted
+        )
         flight.attempts += 1
         try:
             await attempt.run(self._sink)
@@ -173,7 +176,7 @@ class Journey:
         if prefill is not None:
             breakers += [prefill.breaker, context.fleet.pair(prefill.name, name)]
         let_in = acquire_all(breakers, now)
-        context.fleet.changed()
+        context.fleet.changed(node)
         if not let_in:
             self._error = self._error or no_endpoints("no node is ready")
             self._tried.add(name)

@@ -94,5 +94,6 @@ class Prober:
         client.capabilities(info)  # raises while the node cannot serve
         target = endpoint.target()
         if (call := client.load(target)) is not None:
-            endpoint.load = client.parse_load(await self._caller.document(endpoint, call))
+            load = client.parse_load(await self._caller.document(endpoint, call))
+            endpoint.told(load, self._clock())
         return info

@@ -10,7 +10,9 @@ from pdhub.api.errors import ConfigError
 from pdhub.api.policy import Health
 from pdhub.config.build import Plan
 from pdhub.config.models import NodeConfig, PoolConfig, RouterConfig
+from pdhub.config.seeds import latency_seeds
 from pdhub.config.settings import secret
+from pdhub.core.latency import LatencyModel
 from pdhub.policies.compose import compose
 from pdhub.router.app import make_app
 from pdhub.router.breaker import Breaker
@@ -28,6 +30,9 @@ from pdhub.telemetry.observer import Observer
 from pdhub.telemetry.router import RouterMetrics
 from pdhub.wire.server import HttpServer
 
+STALE_PROBES = 2
+"""So many probe intervals, and one probe, after it was told, an engine's load is no longer known."""
+
 ABSENT = frozenset({Health.STARTING, Health.DRAINING, Health.DOWN})
 
 
@@ -43,14 +48,18 @@ class RouterServer:
         self.plan = plan
         self._upstream = Upstream()
         config, clock = plan.config, time.monotonic
+        latency = LatencyModel(latency_seeds(config))
+        gate = Gate([pool.name for pool in config.pools], config.admission.queue_limit, clock)
         fleet = Fleet(
             [self._pool(pool) for pool in config.pools],
             [self._endpoint(p, hosted=plan.prefill[p.name].spec.prefill is not None) for p in config.prefill],
             pair_open_s=config.router.breaker_open_s,
+            latency=latency,
+            load_stale_s=STALE_PROBES * config.router.probe_interval_s + config.router.probe_timeout_s,
+            waiting=gate.waiting,
         )
-        gate = Gate(fleet.pools, config.admission.queue_limit, clock)
         metrics = RouterMetrics(
-            lambda: [(e.name, e.in_flight, e.usable(clock())) for e in fleet.endpoints()], gate.waiting
+            lambda: [(e.name, e.in_flight, e.usable(clock())) for e in fleet.endpoints()], gate.waiting, latency.errors
         )
         caller = Caller(self._upstream, config.router, clock)
         self.context = Context(

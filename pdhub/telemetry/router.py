@@ -18,6 +18,8 @@ from pdhub.api.errors import (
     TransferFailed,
 )
 from pdhub.api.request import RequestRecord
+from pdhub.core.latency import Calibration
+from pdhub.core.latency import Metric as LatencyMetric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -41,16 +43,19 @@ class RouterMetrics:
     Args:
         endpoints: now: (endpoint, in flight, whether it is usable).
         waiting: now: requests in each pool's queue.
+        predictions: now: how good they were, by (pool, metric).
     """
 
     def __init__(
         self,
         endpoints: Callable[[], Iterable[tuple[str, int, bool]]],
         waiting: Callable[[], Mapping[str, int]],
+        predictions: Callable[[], Mapping[tuple[str, LatencyMetric], Calibration]],
     ) -> None:
         self.registry = CollectorRegistry()
         self._endpoints = endpoints
         self._waiting = waiting
+        self._predictions = predictions
         r = self.registry
         self.requests = Counter(
             "pdhub_router_requests_total", "Requests that ended.", ["pool", "outcome", "code"], registry=r
@@ -68,7 +73,7 @@ class RouterMetrics:
             "pdhub_router_queue_seconds", "Wait in a pool's queue.", ["pool"], buckets=_LATENCY, registry=r
         )
         self.handoff = Histogram(
-            "pdhub_router_handoff_seconds", "First write to KV complete.", ["pool"], buckets=_LATENCY, registry=r
+            "pdhub_router_handoff_seconds", "Prefill answered to KV usable.", ["pool"], buckets=_LATENCY, registry=r
         )
         self.handoff_bytes = Counter("pdhub_router_handoff_bytes_total", "KV handed over.", ["pool"], registry=r)
         self.tokens = Counter("pdhub_router_tokens_total", "Tokens.", ["pool", "kind"], registry=r)
@@ -97,7 +102,36 @@ class RouterMetrics:
         waiting = GaugeMetricFamily("pdhub_router_waiting", "Requests in the queue.", labels=["pool"])
         for pool, count in self._waiting().items():
             waiting.add_metric([pool], count)
-        return [in_flight, usable, waiting]
+        return [in_flight, usable, waiting, *self._calibration()]
+
+    def _calibration(self) -> Iterable[Metric]:
+        """Predicted against observed, of each pool's last predictions."""
+        error = GaugeMetricFamily(
+            "pdhub_router_prediction_error_seconds",
+            "Absolute error of the latest predictions.",
+            labels=["pool", "metric", "quantile"],
+        )
+        ratio = GaugeMetricFamily(
+            "pdhub_router_prediction_ratio",
+            "The larger of predicted/observed and observed/predicted; 1 is perfect.",
+            labels=["pool", "metric", "quantile"],
+        )
+        bias = GaugeMetricFamily(
+            "pdhub_router_prediction_bias",
+            "Median of predicted/observed; above 1 is too pessimistic.",
+            labels=["pool", "metric"],
+        )
+        count = GaugeMetricFamily(
+            "pdhub_router_predictions_compared", "Predictions that these figures are of.", labels=["pool", "metric"]
+        )
+        for (pool, metric), found in self._predictions().items():
+            error.add_metric([pool, metric, "0.5"], found.p50_error_ms / 1000)
+            error.add_metric([pool, metric, "0.9"], found.p90_error_ms / 1000)
+            ratio.add_metric([pool, metric, "0.5"], found.p50_ratio)
+            ratio.add_metric([pool, metric, "0.9"], found.p90_ratio)
+            bias.add_metric([pool, metric], found.bias)
+            count.add_metric([pool, metric], found.count)
+        return [error, ratio, bias, count]
 
     def finished(self, record: RequestRecord) -> None:
         """Count one ended request."""
