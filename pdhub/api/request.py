@@ -114,6 +114,7 @@ class RequestRecord:
     Times are milliseconds since arrival; None = did not happen.
 
     Args:
+        handoff_ms: the exposed hand-over: prefill answered to KV usable at the node, the wait for a slot left out.
         queued_ms: waited for a place in the pool. concurrency: requests on the node when this one started there.
         tier: the service tier that really served it.
         predicted_ttft_ms, predicted_tpot_ms: what the latency model said when the node was chosen.

@@ -65,12 +65,14 @@ class DecodeStream:
 
     async def _run(self, emit: Emit) -> None:
         tid, receiver = self._body.transfer_id, self._receiver
+        called = time.monotonic()
         lease = await self._admit()
         try:
-            started = self._started(lease)
+            held = time.monotonic()
             await self._check_digests(lease)
             _go_on(lease)
             await self._inject(lease)
+            started = _started(lease, called, held)
             _go_on(lease)
             receiver.streaming(tid)
             await self._stream(lease, started, emit)
@@ -120,13 +122,6 @@ class DecodeStream:
                 param="max_tokens",
                 code="context_length_exceeded",
             )
-
-    def _started(self, lease: Lease[Reserved]) -> wire.Started:
-        return wire.Started(
-            handoff_ms=round(1000 * (lease.ready_at - lease.joined_at), 3),
-            wait_ms=round(1000 * (time.monotonic() - lease.ready_at), 3),
-            kv_bytes=lease.nbytes,
-        )
 
     async def _check_digests(self, lease: Lease[Reserved]) -> None:
         if not self._verify:
@@ -201,6 +196,21 @@ async def _closing(items: AsyncIterator[TokenChunk | Finished]) -> AsyncIterator
         close = getattr(items, "aclose", None)
         if close is not None:
             await close()
+
+
+def _started(lease: Lease[Reserved], called: float, held: float) -> wire.Started:
+    """``called``: when the decode call came; ``held``: when it had its slot."""
+    ready = max(called, lease.ready_at)
+    return wire.Started(
+        handoff_ms=_ms((ready - called) + (time.monotonic() - held)),
+        wait_ms=_ms(held - ready),
+        kv_bytes=lease.nbytes,
+        transfer_ms=_ms(lease.ready_at - lease.joined_at),
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 3)
 
 
 def _go_on(lease: Lease[Reserved]) -> None:

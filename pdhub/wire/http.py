@@ -111,11 +111,16 @@ class CancelBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Started(msgspec.Struct, frozen=True, omit_defaults=True):
-    """First frame: the slot is held. ``handoff_ms``: first writer's join to READY; ``wait_ms``: READY to slot."""
+    """First frame: the slot is held.
+
+    ``handoff_ms``: the exposed hand-over, from the decode call to KV that the engine can use, without the wait for a
+    slot. ``wait_ms``: that wait. ``transfer_ms``: first writer's join to READY; most of it is prefill computing.
+    """
 
     handoff_ms: float
     wait_ms: float
     kv_bytes: int
+    transfer_ms: float = 0.0
 
 
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):
