@@ -2,7 +2,7 @@
 
 Installing ``pdhub[testing]`` gives pytest the ``hub`` fixture (:mod:`pdhub.testing.plugin`). The kits are
 classes to subclass: :class:`EngineConformance`, :class:`TransportConformance`, :class:`PolicyConformance`,
-:class:`PackageConformance`.
+:class:`FilterConformance`, :class:`ScorerConformance`, :class:`PackageConformance`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,26 @@ if TYPE_CHECKING:
     from pdhub.testing.faults import FaultyTransport
     from pdhub.testing.package_kit import PackageConformance
     from pdhub.testing.policy_kit import PolicyConformance
+    from pdhub.testing.policy_parts_kit import FilterConformance, ScorerConformance
     from pdhub.testing.transport_kit import TransportConformance
 
 __all__ = [
     "EngineConformance",
     "FaultyTransport",
+    "FilterConformance",
     "PackageConformance",
     "PolicyConformance",
+    "ScorerConformance",
     "TransportConformance",
 ]
 
 _HOMES = {
     "EngineConformance": "engine_kit",
     "FaultyTransport": "faults",
+    "FilterConformance": "policy_parts_kit",
     "PackageConformance": "package_kit",
     "PolicyConformance": "policy_kit",
+    "ScorerConformance": "policy_parts_kit",
     "TransportConformance": "transport_kit",
 }
 

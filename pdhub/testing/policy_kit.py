@@ -9,7 +9,7 @@ class TestMine(PolicyConformance):
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,6 +24,7 @@ from pdhub.api import (
     NodeView,
     Policy,
     PoolView,
+    Prediction,
     Reason,
     RequestRecord,
     RequestView,
@@ -43,6 +44,25 @@ def make_pool(name: str, nodes: int, *, features: frozenset[Feature] = frozenset
             NodeView(f"{name}-{n}", name, in_flight=n % 3, load=EngineLoad(running=n % 3)) for n in range(nodes)
         ),
     )
+
+
+class FixedLatency:
+    """A predictor for tests: what it is told, by pool or by (pool, node); nothing of all others."""
+
+    def __init__(self, known: Mapping[str | tuple[str, str], Prediction]) -> None:
+        self._known = dict(known)
+
+    def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
+        return self._known.get((pool.name, node.name)) or self._known.get(pool.name) or Prediction()
+
+
+def make_latency(pools: Sequence[str]) -> FixedLatency:
+    """The first pool attains tight targets, the others loose ones; of every second node nothing is known."""
+    known: dict[str | tuple[str, str], Prediction] = {}
+    for place, pool in enumerate(pools):
+        tpot = 4.0 if place == 0 else 20.0
+        known |= {(pool, f"{pool}-{n}"): Prediction(40.0 + n, tpot + n, 0.0) for n in (0, 2)}
+    return FixedLatency(known)
 
 
 def make_requests() -> list[RequestView]:
@@ -82,7 +102,9 @@ class PolicyConformance:
     def snapshot(self, pool_names: Sequence[str]) -> Snapshot:
         seed = frozenset({Feature.SEED})
         return Snapshot(
-            1, tuple(make_pool(n, 4, features=seed if i else frozenset()) for i, n in enumerate(pool_names))
+            1,
+            tuple(make_pool(n, 4, features=seed if i else frozenset()) for i, n in enumerate(pool_names)),
+            make_latency(pool_names),
         )
 
     def test_R01_same_inputs_same_decision(self, policy: Policy, snapshot: Snapshot) -> None:
@@ -92,7 +114,8 @@ class PolicyConformance:
 
     def test_R02_order_of_nodes_changes_nothing(self, policy: Policy, snapshot: Snapshot) -> None:
         """A hidden preference for the first node herds all routers onto it."""
-        shuffled = Snapshot(snapshot.version, tuple(replace(p, nodes=p.nodes[::-1]) for p in reversed(snapshot.pools)))
+        pools = tuple(replace(p, nodes=p.nodes[::-1]) for p in reversed(snapshot.pools))
+        shuffled = replace(snapshot, pools=pools)
         for request in make_requests():
             one, two = _choose(policy, request, snapshot), _choose(policy, request, shuffled)
             assert (one.order, one.reason) == (two.order, two.reason)
@@ -124,7 +147,8 @@ class PolicyConformance:
             if any(
                 request.features <= p.capabilities.features and request.prompt_tokens < 4000 for p in pools.values()
             ):
-                assert decision.order, f"a capable pool exists, but: {decision.reason}"
+                shed = decision.reason is Reason.SHED and request.priority < 0
+                assert decision.order or shed, f"a capable pool exists, but: {decision.reason}"
 
     @pytest.mark.parametrize("health", [Health.DOWN, Health.OPEN, Health.DRAINING, Health.STARTING], ids=str)
     def test_R06_unhealthy_nodes_are_never_chosen(self, policy: Policy, snapshot: Snapshot, health: Health) -> None:
@@ -163,6 +187,36 @@ class PolicyConformance:
         policy.observe(RequestRecord("r", MODEL, "gone", "gone-1", None, "no-slo", "ok", ttft_ms=1.0, tpot_ms=1.0))
         assert _choose(policy, make_requests()[0], snapshot).order
 
+    def test_R11_an_explanation_stays_what_it_was(self, policy: Policy, snapshot: Snapshot) -> None:
+        """It may be made when it is first read, but from nothing that has changed since."""
+        for request in make_requests():
+            read, unread = _choose(policy, request, snapshot), _choose(policy, request, snapshot)
+            before = list(read.candidates)
+            for n in range(3):
+                policy.observe(
+                    RequestRecord(
+                        f"x{n}", MODEL, *_place(snapshot), None, "no-slo", "ok", ttft_ms=9.0, tpot_ms=9.0, prefix=(n,)
+                    )
+                )
+            assert list(unread.candidates) == before
+
+    def test_R12_only_sheddable_requests_are_shed(self, policy: Policy, snapshot: Snapshot) -> None:
+        """Late is better than never for everybody else: a prediction may be wrong."""
+        hopeless = FixedLatency({pool.name: Prediction(1e6, 1e6, 1e6) for pool in snapshot.pools})
+        for request in make_requests():
+            decision = _choose(
+                policy, replace(request, features=frozenset(), prompt_tokens=10), _seen(snapshot, hopeless)
+            )
+            assert decision.order or (request.priority < 0 and decision.reason is Reason.SHED)
+
+    def test_R13_unknown_is_no_obstacle(self, policy: Policy, snapshot: Snapshot) -> None:
+        """At start nothing is known, and nothing would ever be if unknown nodes were left out."""
+        for request in make_requests():
+            decision = _choose(
+                policy, replace(request, features=frozenset(), prompt_tokens=10), _seen(snapshot, FixedLatency({}))
+            )
+            assert len(decision.order) == sum(len(p.nodes) for p in snapshot.pools)
+
 
 def _choose(policy: Policy, request: RequestView, snapshot: Snapshot) -> Decision:
     return policy.choose(request, snapshot, 100.0, random.Random(1))
@@ -173,4 +227,13 @@ def _with_health(snapshot: Snapshot, health: Health, names: set[str]) -> Snapsho
         replace(p, nodes=tuple(replace(n, health=health) if n.name in names else n for n in p.nodes))
         for p in snapshot.pools
     )
-    return Snapshot(snapshot.version + 1, pools)
+    return replace(snapshot, version=snapshot.version + 1, pools=pools)
+
+
+def _seen(snapshot: Snapshot, latency: FixedLatency) -> Snapshot:
+    return replace(snapshot, version=snapshot.version + 1, latency=latency)
+
+
+def _place(snapshot: Snapshot) -> tuple[str, str]:
+    pool = snapshot.pools[0]
+    return pool.name, pool.nodes[0].name

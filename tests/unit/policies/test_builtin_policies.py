@@ -11,7 +11,9 @@ from pdhub.testing.policy_kit import PolicyConformance
 
 
 class TestSlo(PolicyConformance):
-    @pytest.fixture(params=[SloConfig(), SloConfig(fill=False, explore=1.0, throughput="fast")], ids=["plain", "spread"])
+    @pytest.fixture(
+        params=[SloConfig(), SloConfig(fill=False, explore=1.0, throughput="fast")], ids=["plain", "spread"]
+    )
     def policy(self, request):
         return Slo(request.param)
 

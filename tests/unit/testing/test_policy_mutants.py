@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from pdhub.api import Decision, Feature, Health, Reason, Snapshot
+from pdhub.policies.candidates import Candidates
 from pdhub.policies.slo_threshold import SloThreshold, SloThresholdConfig
 from pdhub.testing import PolicyConformance
-from pdhub.testing.policy_kit import make_pool
+from pdhub.testing.policy_kit import make_latency, make_pool
 
 POOLS = ("fast", "general")
 
@@ -105,6 +106,37 @@ class AnswersNothing(Mutant):
         return Decision((), decision.candidates, Reason.SHED, "x")
 
 
+class ExplainsLater(Mutant):
+    """Its explanation is made from what it has learned by the time somebody reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def change(self, decision, request, snapshot):
+        made = decision.candidates
+        return replace(
+            decision, candidates=Candidates(lambda: [replace(c, scores={"seen": float(self.seen)}) for c in made])
+        )
+
+    def observe(self, record):
+        self.seen += 1
+
+
+class ShedsEverybody(Mutant):
+    def change(self, decision, request, snapshot):
+        seen = [snapshot.latency.predict(request, p, p.nodes[0], 0.0) for p in snapshot.pools if p.nodes]
+        hopeless = request.slo.tpot_ms and all((s.tpot_ms or 0) > request.slo.tpot_ms for s in seen)
+        return Decision((), decision.candidates, Reason.SHED, "x") if hopeless else decision
+
+
+class WantsToKnow(Mutant):
+    def change(self, decision, request, snapshot):
+        views = {(p.name, n.name): (p, n) for p in snapshot.pools for n in p.nodes}
+        known = [k for k in decision.order if snapshot.latency.predict(request, *views[k], 0.0).tpot_ms is not None]
+        return replace(decision, order=tuple(known))
+
+
 RULES = {
     "R01": [Alternates],
     "R02": [TakesTheFirst],
@@ -116,6 +148,9 @@ RULES = {
     "R08": [NeedsAFleet],
     "R09": [LearnsByChoosing],
     "R10": [ChokesOnHoles],
+    "R11": [ExplainsLater],
+    "R12": [ShedsEverybody],
+    "R13": [WantsToKnow],
 }
 
 
@@ -133,7 +168,7 @@ def test_mutant_is_caught(rule, mutant):
     pools = (make_pool("fast", 4), make_pool("general", 4, features=frozenset({Feature.SEED})))
     values = {
         "policy": mutant(),
-        "snapshot": Snapshot(1, pools),
+        "snapshot": Snapshot(1, pools, make_latency(POOLS)),
         "health": Health.DOWN,
         "pool_names": POOLS,
     }
