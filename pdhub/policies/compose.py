@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
@@ -24,6 +24,9 @@ from pdhub.policies.capable import sift
 from pdhub.policies.draw import mix, seed_of, unit
 from pdhub.policies.ranking import Filters, Key, Nodes, Ranked, Scorers
 from pdhub.policies.routing import Routing, Rule
+
+INCAPABLE = frozenset({"role", "model", "capability", "context"})
+"""What :func:`sift` drops a node by, whatever its health."""
 
 
 class Composable(Protocol):
@@ -118,7 +121,7 @@ class Composed(Policy):
         return Decision(
             order=order,
             candidates=Candidates(lambda: itertools.chain(out, *(decision.candidates for _, decision in asked))),
-            reason=_reason(rule, asked, Reason.FILTERED if usable else nobody),
+            reason=_reason(rule, asked, _nobody(out, named) if usable else nobody),
             policy=self.name,
             rule=rule.name if rule else None,
         )
@@ -208,6 +211,14 @@ def _draw(rule: Rule, request: RequestView) -> tuple[str, ...]:
         point -= weight
     others = sorted((w for w in weights if w[0] != drawn), key=lambda w: (-w[1], w[0]))
     return (drawn, *(pool for pool, _ in others))
+
+
+def _nobody(dropped: Iterable[Candidate], named: Collection[str]) -> Reason:
+    """Why none of the named pools has anybody: what a client may repair first, then what passes by itself."""
+    by = {c.dropped_by for c in dropped if c.pool in named}
+    if by and by <= INCAPABLE:
+        return Reason.NO_CAPABLE_POOL
+    return Reason.NO_HEALTHY_NODE if by and by <= INCAPABLE | {"health"} else Reason.FILTERED
 
 
 def _reason(rule: _Rule | None, asked: Sequence[tuple[int, Decision]], nobody: Reason) -> Reason:

@@ -31,6 +31,8 @@ def nobody(decision: Decision, request: ClientRequest, fleet: Fleet) -> RequestE
     """The error for a decision without nodes."""
     if decision.reason is Reason.SHED:
         return rejection(DroppedReason.EVICTED_PRIORITY)
+    if decision.reason is Reason.FILTERED:
+        return no_endpoints("the routing policy leaves no node for this request")
     if decision.reason is not Reason.NO_CAPABLE_POOL or not decision.candidates:
         return no_endpoints("no node is ready")
     dropped = {c.dropped_by for c in decision.candidates}
