@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pdhub.api.policy import Policy
 from pdhub.api.request import RequestRecord
 from pdhub.config.build import Plan
 from pdhub.router.caller import Caller
@@ -17,6 +16,7 @@ from pdhub.router.flight import Flight
 from pdhub.router.gate import Gate
 from pdhub.router.janitor import Janitor
 from pdhub.router.presentation import TextDecoder
+from pdhub.router.rulebook import Rulebook
 from pdhub.telemetry.observer import Observer
 from pdhub.telemetry.router import RouterMetrics
 
@@ -50,6 +50,7 @@ class Context:
     """Made once by the server.
 
     Args:
+        plan, rules: replaced together by a reload; a request reads its own ``flight.rules``.
         text: None if no pool speaks tokens. observer: None if nobody observes. clock: monotonic seconds.
         requests: how many have not ended. draining: the router refuses new ones.
         records: the last ended requests, for ``/debug/requests``.
@@ -57,7 +58,7 @@ class Context:
 
     plan: Plan
     fleet: Fleet
-    policy: Policy
+    rules: Rulebook
     caller: Caller
     gate: Gate
     janitor: Janitor

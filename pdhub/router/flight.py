@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from pdhub.api.policy import Prediction
 from pdhub.api.request import SLO, RequestRecord
+from pdhub.core.slo import SloReading, served_tier
+from pdhub.router.rulebook import Rulebook
 
 if TYPE_CHECKING:
     from pdhub.router.stay import Stay
-from pdhub.core.slo import SloReading, served_tier
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
@@ -39,16 +40,18 @@ class Flight:
         trace: W3C trace headers for both legs.
         sent_at: of the last attempt. predicted: what was expected of it then. stay: on the node, while it lasts.
         wall_s: arrival in seconds since the epoch. asked: targets and all that the client says about service.
-        headers: those that rules may match.
+        headers: those that rules may match. rules: those that it started under; a reload does not touch them.
     """
 
     id: str
     arrived: float
+    rules: Rulebook
     client_id: str = ""
     trace: Mapping[str, str] = field(default_factory=dict)
     wall_s: float = 0.0
     asked: SloReading = field(default_factory=SloReading)
     headers: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[int, ...] = ()
     model: str = ""
     pool: str | None = None
     node: str | None = None
@@ -68,14 +71,14 @@ class Flight:
     stats: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, headers: Mapping[str, str], now: float) -> Flight:
+    def begin(cls, headers: Mapping[str, str], now: float, rules: Rulebook) -> Flight:
         """From lower-cased request headers."""
         trace = {}
         if _TRACEPARENT.fullmatch(headers.get("traceparent", "")):
             trace["traceparent"] = headers["traceparent"]
             if state := headers.get("tracestate", ""):
                 trace["tracestate"] = state[:512]
-        return cls(new_id(), now, safe_id(headers.get("x-request-id", "")), trace, wall_s=time.time())
+        return cls(new_id(), now, rules, safe_id(headers.get("x-request-id", "")), trace, wall_s=time.time())
 
     @property
     def slo(self) -> SLO:
@@ -134,6 +137,7 @@ class Flight:
             slo=self.slo,
             tier=self.tier,
             session=self.asked.session,
+            prefix=self.prefix,
             queued_ms=self.queued_s * 1000,
             concurrency=self.concurrency,
             predicted_ttft_ms=self.predicted.ttft_ms,

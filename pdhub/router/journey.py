@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pdhub.api.errors import AdmissionRejected, InvalidRequest, LayoutMismatch, RequestError, TransferFailed
 from pdhub.api.policy import Decision, Reason
-from pdhub.api.request import Feature, RequestView
+from pdhub.api.request import RequestView
 from pdhub.core.admission import DroppedReason, Ticket
 from pdhub.router import sampling as sampling_rules
+from pdhub.router import shadow
 from pdhub.router.attempt import Attempt, Choice
 from pdhub.router.breaker import acquire_all
 from pdhub.router.context import Context
@@ -17,6 +18,7 @@ from pdhub.router.gate import rejection
 from pdhub.router.nobody import nobody
 from pdhub.router.openai import ClientRequest
 from pdhub.router.sink import Sink
+from pdhub.router.view import view_of
 
 POLL_S = 0.05
 """Between two looks at busy nodes: another router may have freed one, and says nothing."""
@@ -37,7 +39,7 @@ class Journey:
         self._sampling = sampling_rules.resolve(request.body, self._defaults())
         self._view = self._look()
         target = flight.slo.ttft_ms
-        budget = context.plan.config.admission.default_budget_s if target is None else target / 1000
+        budget = flight.rules.admission.default_budget_s if target is None else target / 1000
         self._deadline = flight.arrived + budget
         self._tried: set[str] = set()
         self._tried_prefills: set[str] = set()
@@ -47,8 +49,12 @@ class Journey:
 
     async def run(self) -> None:
         """Until the client has its answer. Raises a RequestError."""
+        compared = False
         while True:
             decision, nodes = self._choose()
+            if not compared:
+                compared = True
+                shadow.compare(self._context, self._flight.rules.policy, self._view, decision)
             if not nodes:
                 raise self._error or nobody(decision, self._request, self._context.fleet)
             pool = self._context.fleet.pools[nodes[0][0]]
@@ -59,7 +65,8 @@ class Journey:
         """The policy's order, without what was tried. ``inside``: the pool that has let the request in."""
         context = self._context
         now = context.clock()
-        decision = context.policy.choose(self._view, context.fleet.snapshot(now, inside), now, context.rng)
+        snapshot = context.fleet.snapshot(now, inside)
+        decision = self._flight.rules.policy.choose(self._view, snapshot, now, context.rng)
         nodes = [
             (pool, node)
             for pool, node in decision.order
@@ -197,25 +204,15 @@ class Journey:
         return {}
 
     def _look(self) -> RequestView:
-        """The policy's view. A prompt that looks too long everywhere is still tried where the context is widest: the
-        estimate may be wrong, and prefill counts exactly before it computes."""
-        request, flight = self._request, self._flight
-        widest = max((p.capabilities.max_context for p in self._context.fleet.pools.values()), default=0)
-        features: frozenset[Feature] = request.features | sampling_rules.features_of(self._sampling)
-        return RequestView(
+        flight, pools = self._flight, self._context.fleet.pools.values()
+        return view_of(
+            self._request,
+            flight.asked,
+            self._sampling,
+            [pool.capabilities for pool in pools],
             id=flight.id,
-            model=request.served,
-            endpoint=request.endpoint,
-            prompt_tokens=max(1, min(request.prompt_low, widest - (request.max_tokens or 1))),
-            max_tokens=request.max_tokens,
-            logprobs=request.logprobs,
-            features=features,
-            slo=flight.slo,
-            stream=request.stream,
-            tenant=flight.asked.tenant,
-            priority=flight.asked.priority,
-            session=flight.asked.session,
             headers=flight.headers,
+            prefix=request.prefix,
             arrived_s=flight.arrived,
             wall_s=flight.wall_s,
         )

@@ -13,7 +13,6 @@ from pdhub.config.models import NodeConfig, PoolConfig, RouterConfig
 from pdhub.config.seeds import latency_seeds
 from pdhub.config.settings import secret
 from pdhub.core.latency import LatencyModel
-from pdhub.policies.compose import compose
 from pdhub.router.app import make_app
 from pdhub.router.breaker import Breaker
 from pdhub.router.caller import Caller
@@ -26,6 +25,7 @@ from pdhub.router.janitor import Janitor
 from pdhub.router.presentation import TextDecoder, load_text_decoder
 from pdhub.router.probe import Prober
 from pdhub.router.relay import Upstream
+from pdhub.router.rulebook import rulebook
 from pdhub.telemetry.observer import Observer
 from pdhub.telemetry.router import RouterMetrics
 from pdhub.wire.server import HttpServer
@@ -65,7 +65,7 @@ class RouterServer:
         self.context = Context(
             plan=plan,
             fleet=fleet,
-            policy=compose(plan),
+            rules=rulebook(plan),
             caller=caller,
             gate=gate,
             janitor=Janitor(lambda result: metrics.cancels.labels(result).inc()),

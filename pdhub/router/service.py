@@ -47,7 +47,7 @@ class Service:
             headers: lower-cased names.
         """
         with self._context.requests:
-            flight = Flight.begin(headers, self._context.clock())
+            flight = Flight.begin(headers, self._context.clock(), self._context.rules)
             await self._serve(endpoint, headers, body, flight, sink)
 
     async def _serve(self, endpoint: str, headers: Mapping[str, str], body: bytes, flight: Flight, sink: Sink) -> None:
@@ -68,7 +68,7 @@ class Service:
 
     async def refuse(self, headers: Mapping[str, str], error: RequestError, sink: Sink) -> None:
         """Answer a request that did not even have a readable body."""
-        flight = Flight.begin(headers, self._context.clock())
+        flight = Flight.begin(headers, self._context.clock(), self._context.rules)
         try:
             await self._fail(error, flight, sink)
         finally:
@@ -78,9 +78,10 @@ class Service:
         context = self._context
         model = context.plan.config.model
         request = parse_request(endpoint, body, model.name, model.aliases)
-        flight.model = request.served
-        flight.asked = read_asked(headers, request.body, context.plan.classes, context.metrics.unreadable)
-        flight.headers = {name: headers[name] for name in context.plan.routing.headers if name in headers}
+        flight.model, flight.prefix = request.served, request.prefix
+        rules = flight.rules
+        flight.asked = read_asked(headers, request.body, rules.classes, context.metrics.unreadable)
+        flight.headers = {name: headers[name] for name in rules.headers if name in headers}
         await Journey(self._context, request, flight, sink).run()
 
     def _explain(self, error: Exception, flight: Flight) -> Exception:
@@ -115,9 +116,9 @@ class Service:
         context.records.append(record)
         context.metrics.finished(record)
         try:
-            context.policy.observe(record)
+            context.rules.policy.observe(record)
         except Exception:  # a plugin's; the request it learns from has long been answered
-            log.exception("policy '%s' failed to observe request %s", context.plan.policy.spec.name, record.id)
+            log.exception("policy '%s' failed to observe request %s", context.rules.policy.name, record.id)
         if context.observer is not None:
             context.observer.offer(record)
         log.info(

@@ -26,6 +26,8 @@ from pdhub.router.janitor import Janitor
 from pdhub.router.refusal import classify, from_event
 from pdhub.router.result import read_result
 
+RULES = None  # nothing here looks at them
+
 
 def endpoint(hosted):
     return Endpoint("n", "http://h:1", breaker=Breaker(1, 1, 1), probe_failures=2, hosted=hosted)
@@ -128,14 +130,14 @@ def test_client_ids_are_safe_to_echo(text):
 
 def test_ids_are_unique_and_clients_choose_none():
     assert len({new_id() for _ in range(100)}) == 100
-    one, two = (Flight.begin({"x-request-id": "same", "traceparent": "bad"}, 0.0) for _ in range(2))
+    one, two = (Flight.begin({"x-request-id": "same", "traceparent": "bad"}, 0.0, RULES) for _ in range(2))
     assert one.id != two.id
     assert one.shown_id == "same"
     assert one.trace == {}
 
 
 def test_records_count_what_arrived():
-    flight = Flight("r", 10.0)
+    flight = Flight("r", 10.0, RULES)
     flight.tokens(1, 10.5)
     flight.tokens(4, 11.5)
     record = flight.record("ok", None, 12.0)

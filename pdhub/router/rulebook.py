@@ -1,0 +1,48 @@
+"""What a reload replaces, as one immutable value: every request keeps the one that it started with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from hashlib import sha256
+
+from pdhub.config.build import Plan
+from pdhub.config.models import AdmissionConfig, Config
+from pdhub.core.slo_classes import Classes
+from pdhub.policies.compose import Composed, compose
+
+SECTIONS = ("policy", "admission")
+"""Sections of the configuration that can change while the router runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """Args:
+    policy: the composed policy; the only member that learns.
+    version: of the configuration's two sections; equal content has an equal version.
+    classes: how targets are read. headers: those that rules look at.
+    """
+
+    policy: Composed
+    version: str
+    classes: Classes
+    headers: Collection[str]
+    admission: AdmissionConfig
+
+
+def rulebook(plan: Plan) -> Rulebook:
+    """A fresh one, whose policy has learned nothing yet. Raises what a plugin's factory raises."""
+    return Rulebook(
+        policy=compose(plan),
+        version=version_of(plan.config),
+        classes=plan.classes,
+        headers=plan.routing.headers,
+        admission=plan.config.admission,
+    )
+
+
+def version_of(config: Config) -> str:
+    """Twelve digits that change with the content of the sections, not with comments, order or spelling."""
+    data = {section: getattr(config, section).model_dump(mode="json") for section in SECTIONS}
+    return sha256(json.dumps(data, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:12]
