@@ -216,6 +216,10 @@ class PolicyConfig(RoutingConfig):
         default_factory=dict, description="Tenants by name. Without any, every client is believed."
     )
     default_tenant: Name = Field("default-flow", description="Tenant of requests that no tenant is known for.")
+    prefill: Component = Field(
+        default_factory=lambda: Component(type="prefill"),
+        description="Policy that chooses the prefill instance; it sees instances where others see nodes.",
+    )
     shadow: RoutingConfig | None = Field(
         None, description="Another routing that is asked for every request; what it would have done is only logged."
     )

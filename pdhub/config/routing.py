@@ -16,6 +16,7 @@ from pdhub.config.origin import Origins, Path
 from pdhub.config.policy_models import (
     FilterConfig,
     MatchConfig,
+    PolicyConfig,
     RangeConfig,
     RoutingConfig,
     Rule,
@@ -52,7 +53,8 @@ class _Builder:
                 raise ConfigError(f"two rules are named '{rule.name}'", where=where, hint="rename one")
             names.add(rule.name)
         self._known(config.fallback, (*path, "fallback"))
-        shadow = getattr(config, "shadow", None)
+        shadow = config.shadow if isinstance(config, PolicyConfig) else None
+        prefill = config.prefill if isinstance(config, PolicyConfig) else None
         return plain.Routing(
             base=self._part(config, PolicyPart.POLICY, path),
             filters=self._filters(config.filters, (*path, "filters")),
@@ -60,6 +62,7 @@ class _Builder:
             rules=tuple(self._rule(rule, (*path, "rules", i)) for i, rule in enumerate(config.rules)),
             fallback=tuple(config.fallback),
             shadow=self.routing(shadow, (*path, "shadow")) if shadow is not None else None,
+            prefill=self._part(prefill, PolicyPart.POLICY, (*path, "prefill")) if prefill is not None else None,
         )
 
     def _rule(self, rule: Rule, path: Path) -> plain.Rule:

@@ -23,6 +23,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         "transport": registry.specs(TransportSpec),
         "admission": parts[PolicyPart.ADMISSION],
         "launcher": registry.specs(LauncherSpec),
+        "policy": parts[PolicyPart.POLICY],
     }
     own: dict[str, Sequence[PluginSpec]] = {
         "PolicyConfig": parts[PolicyPart.POLICY],
@@ -46,6 +47,7 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         ("PrefillConfig", "engine", "engine"),
         ("HandoffConfig", "transport", "transport"),
         ("AdmissionConfig", "order", "admission"),
+        ("PolicyConfig", "prefill", "policy"),
     ):
         if key in defs[model]["properties"]:
             _refer(defs[model], key, kind)

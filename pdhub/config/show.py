@@ -35,6 +35,8 @@ def _routing(data: dict[str, Any], routing: Routing) -> None:
     for member, rule in zip(data["rules"], routing.rules, strict=True):
         _parts(member["filters"], rule.filters)
         _parts(member["scorers"], rule.scorers)
+    if routing.prefill is not None:
+        data["prefill"]["config"] = _dump(routing.prefill.config)
     if routing.shadow is not None:
         _routing(data["shadow"], routing.shadow)
 

@@ -22,6 +22,7 @@ from pdhub.api.request import RequestRecord, RequestView
 from pdhub.policies.candidates import Candidates
 from pdhub.policies.capable import sift
 from pdhub.policies.draw import mix, seed_of, unit
+from pdhub.policies.prefill import PrefillChoice, PrefillChoiceConfig
 from pdhub.policies.ranking import Filters, Key, Nodes, Ranked, Scorers
 from pdhub.policies.routing import Routing, Rule
 
@@ -43,6 +44,12 @@ def compose(plan: Composable) -> Composed:
         Whatever a plugin's factory raises: ConfigError for options that it cannot use.
     """
     return Composed(plan.routing)
+
+
+def compose_prefill(plan: Composable) -> Policy:
+    """The policy that chooses prefill instances: of a snapshot whose pools have the role ``prefill``."""
+    part = plan.routing.prefill
+    return PrefillChoice(PrefillChoiceConfig()) if part is None else cast(Policy, part.spec.factory(part.config))
 
 
 @dataclass(frozen=True, slots=True)

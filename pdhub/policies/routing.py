@@ -60,6 +60,7 @@ class Routing:
     rules: the first that matches counts.
     fallback: pools held in reserve: they follow behind all others, in this order.
     shadow: asked for each request as well; its decisions are only logged.
+    prefill: chooses the prefill instance; None in a shadow.
     """
 
     base: Part
@@ -68,6 +69,7 @@ class Routing:
     rules: tuple[Rule, ...] = ()
     fallback: tuple[str, ...] = ()
     shadow: Routing | None = None
+    prefill: Part | None = None
 
     @cached_property
     def headers(self) -> frozenset[str]:

@@ -80,6 +80,7 @@ class Answerer:
             prompt_token_ids=result.prompt_token_ids if result else (),
             cached_tokens=result.cached_tokens if result else None,
             eos_token_ids=eos,
+            service_tier=self._flight.tier,
         )
         while not presenter.finished:
             data = await self._next(reply, waiting=not parser.stats() and self._flight.first_at is None)

@@ -83,6 +83,12 @@ class RouterMetrics:
         self.prefill_failures = Counter(
             "pdhub_router_prefill_failures_total", "Failed prefill legs.", ["prefill"], registry=r
         )
+        self.shadow = Counter(
+            "pdhub_router_shadow_total",
+            "Decisions of the shadow policy, by its pool and by what it agrees on with the real one.",
+            ["pool", "agrees"],
+            registry=r,
+        )
         self._unreadable = Counter(
             "pdhub_router_slo_invalid_total", "Targets, classes and tiers that could not be read.", ["name"], registry=r
         )

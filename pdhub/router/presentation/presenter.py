@@ -28,6 +28,7 @@ class Presenter:
         prompt_token_ids: the exact prompt.
         cached_tokens: prompt tokens that the prefill found in its cache; None = unknown, and not said.
         eos_token_ids: ids whose text is never shown when they end the answer.
+        service_tier: the tier that serves it; None = the client did not ask, and it is not said.
 
     Raises:
         InvalidRequest: a member of ``body`` that shapes the answer has a wrong type or value.
@@ -45,6 +46,7 @@ class Presenter:
         prompt_token_ids: Sequence[int],
         cached_tokens: int | None = None,
         eos_token_ids: Collection[int] = (),
+        service_tier: str | None = None,
     ) -> None:
         options = Options.read(endpoint, body)
         logprobs = None
@@ -58,6 +60,7 @@ class Presenter:
             created=created,
             logprobs=logprobs,
             prompt_token_ids=prompt_token_ids if options.token_ids else None,
+            service_tier=service_tier,
         )
         self._plain = logprobs is None and not options.token_ids and not options.continuous_usage
         self._prompt_tokens = len(prompt_token_ids)

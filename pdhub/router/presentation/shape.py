@@ -31,6 +31,7 @@ class Shape(ABC):
         request_id, model, created: the envelope.
         logprobs: how to render log probabilities; None = not asked for.
         prompt_token_ids: given back if token ids were asked for, else None.
+        service_tier: said in every document if it is not None.
     """
 
     chunk: ClassVar[str]
@@ -44,9 +45,12 @@ class Shape(ABC):
         created: int,
         logprobs: LogprobFormat | None,
         prompt_token_ids: Sequence[int] | None,
+        service_tier: str | None = None,
     ) -> None:
         self._id = {"id": request_id}
-        self._origin = {"created": created, "model": model}
+        self._origin: dict[str, Any] = {"created": created, "model": model}
+        if service_tier is not None:
+            self._origin["service_tier"] = service_tier
         self._logprobs = logprobs
         self._prompt_token_ids = None if prompt_token_ids is None else list(prompt_token_ids)
         head = _encode({**self._id, "object": self.chunk, **self._origin})[:-1]
