@@ -11,6 +11,7 @@ import msgspec
 from pdhub.api.errors import InvalidRequest, ModelNotFound
 from pdhub.api.request import Feature
 from pdhub.router.features import features_of, logprobs_of
+from pdhub.router.prefix import prefix_of
 from pdhub.router.validate import CHAT, COMPLETIONS, check_members, check_together, refuse_internal
 
 CHAT_PATH = "/v1/chat/completions"
@@ -32,6 +33,7 @@ class ClientRequest:
         max_tokens: the client's cap under either name; None = the rest of the context.
         features: beyond sampling values.
         prompt_low, prompt_high: lower and upper estimate of the prompt's tokens; equal if the client sent ids.
+        prefix: digests of the prompt's beginnings, shortest first.
     """
 
     endpoint: str
@@ -45,6 +47,7 @@ class ClientRequest:
     features: frozenset[Feature]
     prompt_low: int
     prompt_high: int
+    prefix: tuple[int, ...] = ()
 
     @property
     def chat(self) -> bool:
@@ -85,6 +88,7 @@ def parse_request(endpoint: str, raw: bytes, model: str, aliases: Collection[str
         features=features_of(body, chat),
         prompt_low=low,
         prompt_high=high,
+        prefix=prefix_of(body, chat),
     )
 
 
