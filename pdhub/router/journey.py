@@ -212,7 +212,6 @@ class Journey:
             [pool.capabilities for pool in pools],
             id=flight.id,
             headers=flight.headers,
-            prefix=request.prefix,
             arrived_s=flight.arrived,
             wall_s=flight.wall_s,
         )

@@ -44,6 +44,8 @@ def view_of(
         priority=asked.priority,
         session=asked.session,
         headers=headers,
+        prefix=request.prefix,
+        prefix=request.prefix,
         arrived_s=arrived_s,
         wall_s=wall_s,
     )
