@@ -45,7 +45,6 @@ def view_of(
         session=asked.session,
         headers=headers,
         prefix=request.prefix,
-        prefix=request.prefix,
         arrived_s=arrived_s,
         wall_s=wall_s,
     )
