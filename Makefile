@@ -1,5 +1,5 @@
 # Every target makes and fills .venv by itself. Standard output is left to the target's own command. PYTHON picks the interpreter for a new one (3.11 to 3.13).
-PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3))
+PYTHON ?= $(or $(shell python3.11 -c "import sys; print(sys.executable)" 2>/dev/null),python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
