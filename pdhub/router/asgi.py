@@ -31,6 +31,7 @@ class AsgiSink:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False
+        self.ended = False
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         self.started = True
@@ -41,6 +42,7 @@ class AsgiSink:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
+        self.ended = True  # before the send: the server reports a disconnect as soon as an answer is complete
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -70,6 +72,8 @@ class CompletionEndpoint:
         gone = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+            if sink.ended:
+                await asyncio.wait([work])  # only its bookkeeping is left; the client has the whole answer
         finally:
             gone.cancel()
             work.cancel()  # nothing if it is done
