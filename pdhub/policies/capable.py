@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from pdhub.api.policy import Candidate, Health, NodeView, PoolView, Reason
 from pdhub.api.request import Feature, RequestView
@@ -41,9 +41,12 @@ def gap(request: RequestView, pool: PoolView, role: str = "decode") -> tuple[str
 
 
 def sift(
-    request: RequestView, pools: Iterable[PoolView], role: str = "decode"
+    request: RequestView, pools: Sequence[PoolView]
 ) -> tuple[list[tuple[PoolView, NodeView]], list[Candidate], Reason]:
     """Split all nodes into those that can take the request and the dropped ones.
+
+    Only pools that decode can, unless there are only pools of role ``prefill``: then an instance for the prompt is
+    chosen, which any policy may do.
 
     Returns:
         The kept nodes, the dropped ones with their reasons, and why there is nobody if nothing was kept.
@@ -51,6 +54,7 @@ def sift(
     kept: list[tuple[PoolView, NodeView]] = []
     dropped: list[Candidate] = []
     capable = False
+    role = "prefill" if pools and all(pool.role == "prefill" for pool in pools) else "decode"
     for pool in pools:
         lack = gap(request, pool, role)
         capable = capable or lack is None

@@ -35,7 +35,7 @@ class PrefillChoice(Policy):
         self._affinity = PrefixAffinityScorer(PrefixAffinityConfig(entries=max(1, config.entries)))
 
     def choose(self, request: RequestView, snapshot: Snapshot, now: float, rng: random.Random) -> Decision:
-        kept, dropped, nobody = sift(request, snapshot.pools, role="prefill")
+        kept, dropped, nobody = sift(request, snapshot.pools)
         if not kept:
             return Decision((), Candidates(lambda: dropped), nobody, NAME)
         seed = seed_of(request.id)

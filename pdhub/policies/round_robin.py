@@ -69,9 +69,11 @@ class RoundRobin(Policy):
         )
 
     def observe(self, record: RequestRecord) -> None:
-        name = record.node
-        if name is None:
-            return
+        for name in (record.node, record.prefill):
+            if name is not None:
+                self._count(name)
+
+    def _count(self, name: str) -> None:
         self._all += 1
         if len(self._ended) >= MAX_NODES and name not in self._ended:
             oldest = min(self._last, key=self._last.__getitem__)

@@ -129,10 +129,10 @@ class Fleet:
         for pool in self.pools.values():
             yield from pool.nodes.values()
 
-    def prefill_for(
+    def able_prefills(
         self, pool: Pool, node: Endpoint, features: frozenset[Feature], tried: Collection[str], now: float
-    ) -> Endpoint:
-        """The least busy prefill instance that fits the node.
+    ) -> list[Endpoint]:
+        """The prefill instances that fit the node and can be used now; at least one.
 
         Raises:
             LayoutMismatch: no instance writes a layout that the node takes.
@@ -153,7 +153,7 @@ class Fleet:
         ]
         if not able:
             raise no_endpoints("no prefill instance is ready")
-        return min(able, key=lambda p: (p.in_flight, p.name))
+        return able
 
     def pair(self, prefill: str, node: str) -> Breaker:
         """Breaker of one path of KV: both ends may be well while nothing gets through between them."""

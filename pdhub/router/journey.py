@@ -17,6 +17,7 @@ from pdhub.router.flight import Flight
 from pdhub.router.gate import rejection
 from pdhub.router.nobody import nobody
 from pdhub.router.openai import ClientRequest
+from pdhub.router.prefills import choose_prefill
 from pdhub.router.sink import Sink
 from pdhub.router.view import view_of
 
@@ -172,9 +173,8 @@ class Journey:
         node = pool.nodes[name]
         prefill = None
         if pool.needs_prefill:
-            features = self._view.features
             try:
-                prefill = context.fleet.prefill_for(pool, node, features, self._tried_prefills, now)
+                prefill = choose_prefill(context, self._flight, self._view, pool, node, self._tried_prefills, now)
             except (LayoutMismatch, AdmissionRejected) as error:
                 self._error = self._error or error
                 self._tried.add(name)

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import sha256
 
+from pdhub.api.policy import Policy
 from pdhub.config.build import Plan
 from pdhub.config.models import AdmissionConfig, Config
 from pdhub.core.slo_classes import Classes
-from pdhub.policies.compose import Composed, compose
+from pdhub.policies.compose import Composed, compose, compose_prefill
 
 SECTIONS = ("policy", "admission")
 """Sections of the configuration that can change while the router runs."""
@@ -19,12 +20,13 @@ SECTIONS = ("policy", "admission")
 @dataclass(frozen=True, slots=True)
 class Rulebook:
     """Args:
-    policy: the composed policy; the only member that learns.
+    policy: the composed policy. prefill: the one that chooses prefill instances. Only these two learn.
     version: of the configuration's two sections; equal content has an equal version.
     classes: how targets are read. headers: those that rules look at.
     """
 
     policy: Composed
+    prefill: Policy
     version: str
     classes: Classes
     headers: Collection[str]
@@ -32,9 +34,10 @@ class Rulebook:
 
 
 def rulebook(plan: Plan) -> Rulebook:
-    """A fresh one, whose policy has learned nothing yet. Raises what a plugin's factory raises."""
+    """A fresh one, whose policies have learned nothing yet. Raises what a plugin's factory raises."""
     return Rulebook(
         policy=compose(plan),
+        prefill=compose_prefill(plan),
         version=version_of(plan.config),
         classes=plan.classes,
         headers=plan.routing.headers,

@@ -115,10 +115,11 @@ class Service:
         record = flight.record(outcome, code, context.clock())
         context.records.append(record)
         context.metrics.finished(record)
-        try:
-            context.rules.policy.observe(record)
-        except Exception:  # a plugin's; the request it learns from has long been answered
-            log.exception("policy '%s' failed to observe request %s", context.rules.policy.name, record.id)
+        for policy in (context.rules.policy, context.rules.prefill):
+            try:
+                policy.observe(record)
+            except Exception:  # a plugin's; the request it learns from has long been answered
+                log.exception("%s failed to observe request %s", type(policy).__name__, record.id)
         if context.observer is not None:
             context.observer.offer(record)
         log.info(

@@ -146,6 +146,7 @@ async def test_a_clients_mistake_found_by_prefill_passes_verbatim_and_is_neutral
 async def test_another_prefill_instance_takes_over(tmp_path):
     node, bad, good = Node(), Prefill(script=failing(500, "internal_error")), Prefill()
     async with router_before({"pool": [node]}, [bad, good], tmp_path=tmp_path) as running:
+        running.router.context.fleet.prefills["prefill-1"].pending_tokens = 10_000  # so the other one comes first
         status, _, headers = await running.post(TEXT)
         assert status == 200
         assert headers["x-pdhub-prefill"] == "prefill-1"
