@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from pdhub.api.request import Feature
 from pdhub.config.base import Component, Model, Name
+from pdhub.core.slo import KEY_HEADERS
 from pdhub.core.slo_classes import PRESETS
 
 ClassName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_./-]{0,62}$")]
@@ -21,7 +22,7 @@ Clock = Annotated[str, StringConstraints(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 Tier = Literal["default", "flex", "priority", "scale"]
 
-SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
+SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", *KEY_HEADERS})
 
 
 class FilterConfig(Component):

@@ -24,6 +24,8 @@ CLASS: Final = "x-pdhub-slo-class"
 OBJECTIVE: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 SMG: Final = "x-smg-priority"
+KEY_HEADERS: Final = ("api-key", "x-api-key")
+"""Where some clients put the API key instead of ``Authorization: Bearer``."""
 SESSION: Final = ("x-session-id", "x-session-token")
 
 SMG_PRIORITY: Final = {"system": 2, "interactive": 1, "default": 0, "bulk": -1}
@@ -106,9 +108,8 @@ class _Reader:
         known = self.classes.tenants
         default = known.get(self.classes.default_tenant, Tenant(self.classes.default_tenant))
         if self.classes.keys:
-            scheme, _, key = self.headers.get("authorization", "").partition(" ")
-            digest = sha256(key.strip().encode()).hexdigest()
-            if scheme.lower() == "bearer" and digest in self.classes.keys:
+            digest = sha256(self._key().encode("utf-8", "surrogatepass")).hexdigest()
+            if digest in self.classes.keys:
                 return known[self.classes.keys[digest]]
         name = self.first(FAIRNESS)
         if name is None:
@@ -120,6 +121,13 @@ class _Reader:
             return Tenant(cleaned)
         named = known.get(cleaned)
         return named if named is not None and not named.proven else default
+
+    def _key(self) -> str:
+        scheme, _, key = self.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return key.strip()
+        found = self.first(KEY_HEADERS)
+        return found[1].strip() if found else ""
 
     def session(self) -> str:
         found = self.first(SESSION)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pdhub.api.policy import Prediction
+from pdhub.api.policy import Decision, Prediction
 from pdhub.api.request import SLO, RequestRecord
 from pdhub.core.slo import SloReading, served_tier
 from pdhub.router.rulebook import Rulebook
+from pdhub.telemetry.decisions import Entry
 
 if TYPE_CHECKING:
     from pdhub.router.stay import Stay
@@ -40,6 +41,7 @@ class Flight:
         trace: W3C trace headers for both legs.
         sent_at: of the last attempt. predicted: what was expected of it then. stay: on the node, while it lasts.
         wall_s: arrival in seconds since the epoch. asked: targets and all that the client says about service.
+        decision: the policy's latest. entry: the same in the decision log, if it is kept there.
         headers: those that rules may match. rules: those that it started under; a reload does not touch them.
     """
 
@@ -68,6 +70,8 @@ class Flight:
     cached_tokens: int | None = None
     predicted: Prediction = field(default_factory=Prediction)
     stay: Stay | None = None
+    decision: Decision | None = None
+    entry: Entry | None = None
     stats: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -135,7 +139,7 @@ class Flight:
             kv_bytes=None if kv_bytes is None else int(kv_bytes),
             attempts=max(1, self.attempts),
             slo=self.slo,
-            tier=self.tier,
+            tier=self.tier if outcome == "ok" else None,
             session=self.asked.session,
             prefix=self.prefix,
             queued_ms=self.queued_s * 1000,

@@ -9,6 +9,7 @@ import pytest
 from pdhub.api import SLO, Reason
 from pdhub.core.slo import read_slo, served_tier
 from pdhub.core.slo_classes import PRESETS, Classes, ServiceClass, Tenant, Trust
+from pdhub.router.asgi import headers_of
 
 INTERACTIVE = ServiceClass("interactive", ttft_ms=500, tpot_ms=30, priority=2, tier="priority")
 CHAT = ServiceClass("chat", ttft_ms=2000, tpot_ms=100)
@@ -144,6 +145,8 @@ GUARDED = Classes(
 def test_a_key_proves_its_tenant_and_a_name_does_not():
     assert read_slo({"authorization": f"Bearer {KEY}"}, {}, GUARDED).tenant == "gold"
     assert read_slo({"authorization": f"bearer  {KEY} "}, {}, GUARDED).tenant == "gold"
+    assert read_slo({"x-api-key": KEY}, {}, GUARDED).tenant == "gold"
+    assert read_slo({"x-api-key": KEY, "authorization": "Bearer other"}, {}, GUARDED).tenant == "anonymous"
     assert read_slo({"x-llm-d-inference-fairness-id": "gold"}, {}, GUARDED).tenant == "anonymous"
     assert read_slo({"authorization": f"Basic {KEY}"}, {}, GUARDED).tenant == "anonymous"
     assert read_slo({"x-llm-d-inference-fairness-id": "silver"}, {}, GUARDED).tenant == "silver"
@@ -170,6 +173,13 @@ def test_no_target_is_granted_that_the_best_class_does_not_have():
     only_ttft = ServiceClass("ttft", ttft_ms=100)
     classes = Classes(tenants={"t": Tenant("t", Trust.CLAMP, best=only_ttft)}, default_tenant="t")
     assert read_slo({"x-slo-tpot-ms": "5"}, {}, classes).slo == SLO()
+
+
+def test_of_a_repeated_header_the_first_counts():
+    raw = [(b"X-SLO-TPOT-ms", b"7"), (b"x-slo-tpot-ms", b"900"), (b"x-slo-ttft-ms", b"junk"), (b"x-slo-ttft-ms", b"5")]
+    reading = read_slo(headers_of({"headers": raw}), {}, CLASSES)
+    assert reading.slo == SLO(tpot_ms=7.0, source="header")
+    assert reading.invalid == ("x-slo-ttft-ms",)
 
 
 def test_sessions():

@@ -30,9 +30,9 @@ def test_decimals_of_milliseconds(text, value):
 @pytest.mark.parametrize(
     ("raw", "value"),
     [
-        (250, 250.0), (3.5, 3.5), ("3.5", 3.5), (10**400, MAX_MS), (1e308, MAX_MS), (5e-324, MIN_MS), (0, None), (-1, None),
-        (True, None), (False, None), (None, None), (float("nan"), None), (float("inf"), None), (float("-inf"), None),
-        ([5], None), ({"ms": 5}, None), ("nan", None),
+        (250, 250.0), (3.5, 3.5), ("3.5", 3.5), (10**400, MAX_MS), (1e308, MAX_MS), (5e-324, MIN_MS), (0, None),
+        (-1, None), (True, None), (False, None), (None, None), (float("nan"), None), (float("inf"), None),
+        (float("-inf"), None), ([5], None), ({"ms": 5}, None), ("nan", None),
     ],
 )  # fmt: skip
 def test_numbers_of_a_body(raw, value):
@@ -110,7 +110,15 @@ def test_reading_never_fails_and_stays_in_bounds(headers, body):
 
 @pytest.mark.parametrize(
     ("text", "cleaned"),
-    [("team-a", "team-a"), (" a/b:c ", "a/b:c"), ("", None), ("a b", None), ("é", None), ("a\n", None), ("x" * 129, None)],
+    [
+        ("team-a", "team-a"),
+        (" a/b:c ", "a/b:c"),
+        ("", None),
+        ("a b", None),
+        ("é", None),
+        ("a\n", None),
+        ("x" * 129, None),
+    ],
 )
 def test_names(text, cleaned):
     assert clean(text) == cleaned
