@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeGuard
 
 from pdhub.api.request import RequestRecord
@@ -26,13 +26,15 @@ from pdhub.core.latency_errors import Calibration, Errors
 from pdhub.core.latency_lengths import Lengths
 from pdhub.core.latency_level import Level
 from pdhub.core.latency_shape import SETTLED, Shape
-from pdhub.core.latency_table import PREFILL, Factor, LatencyTable, Line, NodeRow, PoolRow
+from pdhub.core.latency_table import NO_NODE, PREFILL, Factor, LatencyTable, Line, NodeRow, PoolRow
 
 __all__ = ["PREFILL", "Calibration", "LatencyModel", "LatencyTable", "Metric", "PoolSeed", "Sample", "Tuning"]
 
 Metric = Literal["ttft", "tpot"]
 
+LEAST_MS: Final = 1e-3
 MOST_MS: Final = 1e8
+LEAST_TOKENS: Final = 1e-3
 MOST_TOKENS: Final = 1e8
 
 YOUNG: Final = 64
@@ -167,6 +169,7 @@ class LatencyModel:
         self._pool_rows: dict[str, PoolRow] = {}
         self._errors: dict[tuple[str, Metric], Errors] = {}
         self._dirty: dict[str, set[str]] = {}
+        self._moved: set[tuple[str, str]] = set()
         self._table = LatencyTable()
         self._frozen_s = -math.inf
         for name, seed in (seeds or {}).items():
@@ -204,7 +207,7 @@ class LatencyModel:
                 that gives no sign of life before its end.
         """
         self._node(pool, node).open[request_id] = first_by_s
-        self._touch(pool, node)
+        self._moved.add((pool, node))
 
     def progress(self, pool: str, node: str, request_id: str, now: float) -> None:
         """Tokens of it came."""
@@ -212,12 +215,12 @@ class LatencyModel:
         entry.progress_s = max(entry.progress_s, now)
         if request_id in entry.open:
             entry.open[request_id] = now
-        self._touch(pool, node)
+        self._moved.add((pool, node))
 
     def end(self, pool: str, node: str, request_id: str) -> None:
         """It ended, however. Unknown ids are ignored."""
         self._node(pool, node).open.pop(request_id, None)
-        self._touch(pool, node)
+        self._moved.add((pool, node))
 
     def compare(self, pool: str, metric: Metric, predicted_ms: float | None, observed_ms: float | None) -> None:
         """A prediction came true, more or less. None on either side is not counted."""
@@ -229,16 +232,20 @@ class LatencyModel:
         if pool in self._pools:
             self._pools[pool].nodes.pop(node, None)
         self._rows.pop((pool, node), None)
+        self._moved.discard((pool, node))
         self._dirty.setdefault(pool, set()).discard(node)
 
     # what follows from it
 
     def freeze(self, now: float) -> LatencyTable:
         """What is known now; the same object until something new is known and ``refresh_s`` have passed."""
-        if self._dirty and now - self._frozen_s >= self._tuning.refresh_s:
+        if (self._dirty or self._moved) and not 0 <= now - self._frozen_s < self._tuning.refresh_s:
             for name, nodes in self._dirty.items():
                 self._settle(name, nodes, now)
-            self._dirty = {}
+            for key in self._moved:
+                self._rows[key] = replace(self._rows.get(key, NO_NODE), due_s=self._node(*key).due())
+            self._dirty.clear()
+            self._moved.clear()
             self._frozen_s = now
             self._table = LatencyTable(dict(self._pool_rows), dict(self._rows))
         return self._table
@@ -278,7 +285,7 @@ class LatencyModel:
             return
         pool.ttft.fit()
         pool.tpot.fit()
-        young = min(pool.ttft.count, pool.tpot.count) < YOUNG
+        young = any(0 < shape.count < YOUNG for shape in (pool.ttft, pool.tpot))
         nodes = pool.nodes if young else {n: pool.nodes[n] for n in dirty if n in pool.nodes}
         for entry in nodes.values():
             entry.ttft.settle(pool.ttft, _anchor(entry.ttft, pool.ttft_base), now, tuning.stale_s)
@@ -353,8 +360,8 @@ def _lower_median(values: list[float]) -> float:
 
 
 def _tokens(value: float) -> float:
-    return min(MOST_TOKENS, value) if value > 0 else 0.0
+    return min(MOST_TOKENS, value) if value > LEAST_TOKENS else 0.0
 
 
 def _sensible(value: float | None) -> TypeGuard[float]:
-    return value is not None and 0 < value < MOST_MS
+    return value is not None and LEAST_MS <= value < MOST_MS

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from typing import Final
 
-from pdhub.core.latency_shape import Shape
+from pdhub.core.latency_shape import TINY, Shape
 
 WINDOW: Final = 11
 ANCHOR: Final = 12.0
@@ -86,4 +86,4 @@ class Level:
 
 def _ratio(shape: Shape, u: float, v: float, time: float) -> float:
     expected = shape.value(u, v)
-    return math.log(time / expected) if expected > 0 else 0.0
+    return math.log(time / expected) if expected > TINY else 0.0

@@ -21,6 +21,15 @@ RIDGE: Final = 0.05
 SEED_SPREAD: Final = 0.5
 """A seed is trusted as a value with this relative spread."""
 
+NEGLIGIBLE: Final = 1e-3
+"""A seed that explains no more of a typical time than this share is none."""
+
+TINY: Final = 1e-12
+"""Milliseconds: taken for zero."""
+
+MOST: Final = 1e9
+"""Milliseconds: no coefficient is larger."""
+
 CLIP: Final = 0.5
 """Largest relative error that one observation counts for."""
 
@@ -35,7 +44,8 @@ class Shape:
     __slots__ = ("_b", "_means", "_s", "coefficients", "count", "seed", "seeded")
 
     def __init__(self, seed: Sequence[float | None] = (None, None, None)) -> None:
-        self.seed: Coefficients = (seed[0] or 0.0, seed[1] or 0.0, seed[2] or 0.0)
+        a, b, c = (x if x is not None and x > TINY else 0.0 for x in seed)
+        self.seed: Coefficients = (a, b, c)
         self.seeded = any(self.seed)
         self.coefficients = self.seed
         self.count = 0
@@ -54,27 +64,35 @@ class Shape:
     def learn(self, u: float, v: float, time: float) -> None:
         """One observation; ``time`` is positive. :meth:`fit` makes it count."""
         scale = time
-        if self.known and (expected := self.value(u, v)) > 0:
+        if self.known and (expected := self.value(u, v)) > TINY:
             scale = expected
             time = expected * (1 + min(CLIP, max(-CLIP, time / expected - 1)))
         self.count += 1
         w = 1 / (scale * scale)
         keep = 1 - 1 / min(MEMORY, 4 + self.count / 4)
         s, b, m = self._s, self._b, self._means
-        for i, term in enumerate((1.0, u, v, u * u, u * v, v * v)):
-            s[i] = keep * s[i] + w * term
-        for i, term in enumerate((1.0, u, v)):
-            b[i] = keep * b[i] + w * term * time
+        wu, wv, wt = w * u, w * v, w * time
+        s[0] = keep * s[0] + w
+        s[1] = keep * s[1] + wu
+        s[2] = keep * s[2] + wv
+        s[3] = keep * s[3] + wu * u
+        s[4] = keep * s[4] + wu * v
+        s[5] = keep * s[5] + wv * v
+        b[0] = keep * b[0] + wt
+        b[1] = keep * b[1] + wt * u
+        b[2] = keep * b[2] + wt * v
         share = max(1 / MEMORY, 1 / self.count)
-        for i, term in enumerate((1.0, u, v, time)):
-            m[i] += share * (term - m[i])
+        m[0] += share * (1.0 - m[0])
+        m[1] += share * (u - m[1])
+        m[2] += share * (v - m[2])
+        m[3] += share * (time - m[3])
 
     def fit(self) -> None:
         """Bring the coefficients up to date."""
         typical = self._means[3]
-        if not self.count or typical <= 0:
+        if not self.count:
             return
-        units = [typical / x if x > 0 else 0.0 for x in self._means[:3]]
+        units = [typical / x if x > NEGLIGIBLE * NEGLIGIBLE else 0.0 for x in self._means[:3]]
         active = [i for i in range(3) if units[i] > 0]
         while active:
             solved = self._solve(active, units)
@@ -85,7 +103,7 @@ class Shape:
                     if units[i] > 0:
                         found[i] = 0.0
                 for i, z in zip(active, solved, strict=True):
-                    found[i] = z * units[i]
+                    found[i] = min(MOST, z * units[i])
                 if any(found):
                     self._replace(found)
                 return
@@ -106,7 +124,9 @@ class Shape:
             row = [self._s[index[i][j]] * units[i] * units[j] for j in active]
             aim = self._b[i] * units[i]
             centre = self.seed[i] / units[i]
-            pull = RIDGE if centre <= 0 else max(RIDGE, 1 / (SEED_SPREAD * centre) ** 2)
+            pull = RIDGE
+            if centre > NEGLIGIBLE:
+                pull = min(MEMORY, max(RIDGE, 1 / (SEED_SPREAD * centre) ** 2))
             row[len(rows)] += pull
             rows.append([*row, aim + pull * centre])
         return _eliminate(rows)
@@ -116,7 +136,8 @@ def _eliminate(rows: list[list[float]]) -> list[float]:
     """Solve a symmetric positive definite system; each row ends with its right side."""
     size = len(rows)
     for i in range(size):
-        pivot = rows[i][i]
+        # The ridge bounds every pivot from below; only rounding can take it there.
+        pivot = rows[i][i] = max(RIDGE, rows[i][i])
         for k in range(i + 1, size):
             factor = rows[k][i] / pivot
             for j in range(i, size + 1):

@@ -12,7 +12,8 @@ from pdhub.api.request import RequestView
 from pdhub.core.latency_shape import Coefficients
 
 GRACE_S: Final = 0.5
-"""A node that should have said something this long ago is taken for stalled."""
+GRACE_TOKENS: Final = 8
+"""A node that should have said something this long, and the time of so many tokens, ago is taken for stalled."""
 
 PREFILL: Final = "(prefill)"
 """The name under which the prefill instances are learned, whatever a snapshot calls their pool."""
@@ -159,7 +160,9 @@ class LatencyTable:
                     # A hosted node takes the next request's KV while it still decodes: the two waits overlap.
                     ttft = queue + (max(ttft, slot) if pool.needs_prefill else ttft + slot)
         late = now - known.due_s
-        if late > GRACE_S:  # it owes us a token: whatever it was, it is at least that slow now
+        if late > GRACE_S and late * 1000 > GRACE_TOKENS * (
+            tpot or 0.0
+        ):  # it owes us a token: whatever it was, it is at least that slow now
             ttft = (ttft or 0.0) + late * 1000
             tpot = max(tpot or 0.0, late * 1000)
         return Prediction(ttft, tpot, wait)

@@ -22,6 +22,10 @@ LEAST_TOKENS = 4
 LEAST_S = 0.01
 """Tokens that came in one piece say nothing about time."""
 
+UNTOLD_S = 10.0
+"""First sign of life of a request of which nothing could be predicted."""
+
+UNCERTAIN = 3.0
 UNTOLD_TOKENS = 16
 """An answer that came as one document says something of its TPOT if it is at least that long."""
 
@@ -69,9 +73,19 @@ class Stay:
         for endpoint in self._pending:
             endpoint.pending_tokens += view.prompt_tokens
         node.count(+1, now)
-        wait_s = math.inf if predicted.ttft_ms is None or not view.stream else predicted.ttft_ms / 1000
-        self._model.begin(pool, node.name, flight.id, now + wait_s)
+        self._model.begin(pool, node.name, flight.id, now + self._first_sign_s())
         fleet.changed(*self._pending)
+
+    def _first_sign_s(self) -> float:
+        """When something should be heard of it. A foreign engine says nothing of an answer in one piece before its
+        end, and how long that will be is uncertain."""
+        ttft, tpot = self._predicted.ttft_ms, self._predicted.tpot_ms
+        if self._view.stream or self._node.hosted:
+            return UNTOLD_S if ttft is None else ttft / 1000
+        tokens = self.remaining()
+        if ttft is None or tpot is None or tokens is None:
+            return math.inf
+        return (ttft + UNCERTAIN * tokens * tpot) / 1000
 
     def remaining(self) -> float | None:
         """Tokens that it may still produce; None = unknown."""
@@ -93,6 +107,28 @@ class Stay:
             )
             self._answered(self._prefill)
         self._flight.cached_tokens = cached_tokens
+
+    def leave(self, now: float) -> None:
+        """For a moment it is on no node: where it decodes is being chosen again, and it must not count against the
+        node that it has. Nothing may wait before :meth:`join`."""
+        node = self._node
+        node.stays.pop(self._flight.id, None)
+        self._answered(node)
+        node.count(-1, now)
+        self._model.end(self._pool, node.name, self._flight.id)
+        self._fleet.changed(node)
+
+    def join(self, node: Endpoint, now: float) -> None:
+        """It decodes there, another one of its pool or the same again."""
+        self._node = node
+        self._full = bool(node.slots) and node.in_flight >= node.slots
+        self._area = node.area(now)
+        self._mark_at, self._mark_area = now, self._area
+        node.stays[self._flight.id] = self
+        self._flight.concurrency = node.in_flight + 1
+        node.count(+1, now)
+        self._model.begin(self._pool, node.name, self._flight.id, self._sent_at + self._first_sign_s())
+        self._fleet.changed(node)
 
     def tokens(self, count: int, now: float) -> None:
         """``count`` tokens of it came."""
