@@ -85,7 +85,12 @@ class _Builder:
         return tuple(self._part(f, PolicyPart.FILTER, (*path, i), soft=f.soft) for i, f in enumerate(filters))
 
     def _scorers(self, scorers: Sequence[ScorerConfig], path: Path) -> tuple[plain.Part, ...]:
-        return tuple(self._part(s, PolicyPart.SCORER, (*path, i), weight=s.weight) for i, s in enumerate(scorers))
+        parts = [self._part(s, PolicyPart.SCORER, (*path, i), weight=s.weight) for i, s in enumerate(scorers)]
+        for i, part in enumerate(parts):
+            if part.name in [other.name for other in parts[:i]]:
+                where = self._origins.where((*path, i))
+                raise ConfigError(f"two scorers are named '{part.name}'", where=where, hint="give one a `name:`")
+        return tuple(parts)
 
     def _part(
         self, component: Component, kind: PolicyPart, path: Path, *, weight: float = 1.0, soft: bool = False

@@ -87,6 +87,7 @@ def test_an_editor_sees_what_check_refuses(name: str, registry: Registry, schema
         ({"rules": [{"name": "r", "weights": {"fast": 0}}]}, "at least one weight"),
         ({"rules": [{"name": "r", "pools": ["fast", "fast"]}]}, "named twice"),
         ({"rules": [{"name": "r", "pools": ["fast"]}] * 2}, "two rules are named 'r'"),
+        ({"scorers": [{"type": "load"}, {"type": "load"}]}, "policy.scorers[1]: two scorers are named 'load'"),
         ({"rules": [{"name": "r", "pools": ["fast"], "match": {"ttft_ms": {}}}]}, "at_least, below or both"),
         (
             {"rules": [{"name": "r", "pools": ["fast"], "match": {"ttft_ms": {"at_least": 2, "below": 2}}}]},
