@@ -28,6 +28,17 @@ class ServedModel(Model):
     aliases: list[str] = Field(default_factory=list, description="Other ids that clients may send.")
 
 
+class DecisionsConfig(Model):
+    """What is kept of the policy's decisions."""
+
+    sample: float = Field(0.0, ge=0, le=1, description="Share of requests whose decision becomes a line of JSON.")
+    file: str | None = Field(None, description="File for those lines; default is the logger `pdhub.decisions`.")
+    file_bytes: int = Field(
+        64 << 20, gt=0, description="A file that would grow beyond this becomes FILE.1, in place of an older one."
+    )
+    keep: int = Field(256, ge=0, le=100_000, description="Latest decisions at `/debug/decisions`, with debug_headers.")
+
+
 class RouterConfig(Model):
     """The OpenAI endpoint."""
 
@@ -45,7 +56,18 @@ class RouterConfig(Model):
     probe_timeout_s: Seconds = Field(2.0, description="A probe that takes longer has failed.")
     probe_failures: int = Field(3, ge=1, description="Failed probes in a row after which an idle node is down.")
     drain_s: Seconds = Field(10.0, description="When told to stop: how long open answers may take to finish.")
-    debug_headers: bool = Field(False, description="Answer with x-pdhub-pool, -node, -prefill and -reason headers.")
+    debug_headers: bool = Field(
+        False,
+        description="Answer with x-pdhub-* headers that say what was decided; serve /debug and /explain.",
+    )
+    decisions: DecisionsConfig = Field(default_factory=DecisionsConfig, description="What is kept of decisions.")
+    reload_interval_s: float = Field(
+        1.0,
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+        description="How often the file is looked at for a new `policy` or `admission`; 0 = only on SIGHUP.",
+    )
 
 
 class AdmissionConfig(Model):

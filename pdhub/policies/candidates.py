@@ -12,7 +12,7 @@ class Candidates(Sequence[Candidate]):
     """Candidates in order of pool and node, made at the first look. Equal to any sequence of the same content.
 
     Args:
-        make: gives all of them in any order; called once, and must depend on nothing that changes.
+        make: gives all of them in any order, each time the same; must depend on nothing that changes.
     """
 
     __slots__ = ("_made", "_make")
@@ -22,8 +22,10 @@ class Candidates(Sequence[Candidate]):
         self._made: tuple[Candidate, ...] = ()
 
     def _all(self) -> tuple[Candidate, ...]:
-        if self._make is not None:
-            self._made = tuple(sorted(self._make(), key=_place))
+        # The decision log reads in a thread of its own: two readers at once may both make them, and both are right.
+        make = self._make
+        if make is not None:
+            self._made = tuple(sorted(make(), key=_place))
             self._make = None
         return self._made
 

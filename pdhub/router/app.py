@@ -13,16 +13,18 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from pdhub.api.errors import ModelNotFound
-from pdhub.router.asgi import CompletionEndpoint
+from pdhub.router.asgi import CompletionEndpoint, headers_of, read_body
 from pdhub.router.context import Context
 from pdhub.router.errors import MethodNotAllowed, UnknownPath, reply_of
+from pdhub.router.explain import explain_live
 from pdhub.router.openai import CHAT_PATH, COMPLETIONS_PATH
 from pdhub.router.readiness import readiness
+from pdhub.router.reload import Reloader
 from pdhub.router.service import Service
 from pdhub.telemetry.router import CONTENT_TYPE
 
 
-def make_app(context: Context) -> FastAPI:
+def make_app(context: Context, reloader: Reloader) -> FastAPI:
     """All paths; whatever else is asked for gets an OpenAI-shaped error."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     config = context.plan.config
@@ -51,6 +53,7 @@ def make_app(context: Context) -> FastAPI:
         ok, details = readiness(context.fleet, context.clock())
         if context.draining:
             ok, details = False, {**details, "status": "draining"}
+        details["policy"] = _live(context, reloader)
         return _json(details, 200 if ok else 503)
 
     @app.get("/v1/models")
@@ -74,6 +77,16 @@ def make_app(context: Context) -> FastAPI:
         async def requests() -> Response:
             return _json({"requests": [dataclasses.asdict(r) for r in reversed(context.records)]})
 
+        @app.get("/debug/decisions")
+        async def decisions() -> Response:
+            return _json({"decisions": [entry.document() for entry in context.decisions.recent()]})
+
+        @app.post("/explain")
+        async def dry_run(request: Request) -> Response:
+            headers = headers_of(request.scope)
+            raw = await read_body(request.receive, headers, config.router.body_limit_bytes)
+            return _json(explain_live(context, raw, headers).document())
+
     return app
 
 
@@ -91,6 +104,12 @@ def _cards(context: Context, created: int) -> list[dict[str, Any]]:
         base["max_model_len"] = max(lengths)
     names = [config.name, *config.aliases]
     return [{**base, "id": name, "parent": None if name == config.name else config.name} for name in names]
+
+
+def _live(context: Context, reloader: Reloader) -> dict[str, Any]:
+    rules, last = context.rules, reloader.last
+    reload = None if last is None else {"result": last.result.value, "problem": last.problem, "at": last.wall_s}
+    return {"name": rules.policy.name, "version": rules.version, "since": rules.since_s, "reload": reload}
 
 
 def _json(document: Any, status: int = 200) -> Response:

@@ -17,6 +17,7 @@ from pdhub.router.gate import Gate
 from pdhub.router.janitor import Janitor
 from pdhub.router.presentation import TextDecoder
 from pdhub.router.rulebook import Rulebook
+from pdhub.telemetry.decisions import DecisionLog
 from pdhub.telemetry.observer import Observer
 from pdhub.telemetry.router import RouterMetrics
 
@@ -64,8 +65,9 @@ class Context:
     janitor: Janitor
     metrics: RouterMetrics
     text: TextDecoder | None
-    observer: Observer | None
+    observer: Observer[RequestRecord] | None
     clock: Callable[[], float]
+    decisions: DecisionLog = field(default_factory=DecisionLog)
     requests: OpenRequests = field(default_factory=OpenRequests)
     draining: bool = False
     rng: random.Random = field(default_factory=random.Random)
@@ -75,11 +77,21 @@ class Context:
         """The router's own response headers."""
         out = {"x-request-id": flight.shown_id}
         if self.plan.config.router.debug_headers:
+            decision = flight.decision
             known = {
                 "x-pdhub-pool": flight.pool,
                 "x-pdhub-node": flight.node,
                 "x-pdhub-prefill": flight.prefill,
                 "x-pdhub-reason": flight.reason,
+                "x-pdhub-policy": decision.policy if decision else None,
+                "x-pdhub-rule": decision.rule if decision else None,
+                "x-pdhub-policy-version": flight.rules.version,
+                "x-pdhub-predicted-ttft-ms": _millis(flight.predicted.ttft_ms),
+                "x-pdhub-predicted-tpot-ms": _millis(flight.predicted.tpot_ms),
             }
             out |= {name: value for name, value in known.items() if value}
         return out
+
+
+def _millis(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3f}".rstrip("0").rstrip(".")

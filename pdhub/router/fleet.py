@@ -186,6 +186,14 @@ def prefill_info(endpoint: Endpoint) -> PrefillInfo:
     )
 
 
+def sampling_defaults(fleet: Fleet) -> dict[str, float]:
+    """The model's, as the first prefill instance that answered tells them."""
+    for endpoint in fleet.prefills.values():
+        if endpoint.info:
+            return dict(prefill_info(endpoint).sampling_defaults)
+    return {}
+
+
 def _able(prefill: Endpoint, features: frozenset[Feature]) -> bool:
     capabilities = prefill_info(prefill).capabilities
     return capabilities is None or (features & PREFILL_FEATURES) <= capabilities.features

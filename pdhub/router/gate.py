@@ -17,7 +17,6 @@ RETRY_AFTER_S = 1.0
 _MESSAGES = {
     DroppedReason.SATURATED: "too many requests are waiting",
     DroppedReason.TTL_EXPIRED: "no place became free in time",
-    DroppedReason.EVICTED_PRIORITY: "a more important request took the place in the queue",
     DroppedReason.NO_ENDPOINTS: "no node is ready",
     DroppedReason.SHUTTING_DOWN: "the router is shutting down",
 }
@@ -56,6 +55,11 @@ class Gate:
         if capacity != queue.capacity:
             self._admit(pool, queue.resize(capacity, self._clock()))
 
+    def reconfigure(self, limit: int) -> None:
+        """Another length of the queues, from the next request on; nobody who waits is sent away for it."""
+        for queue in self._queues.values():
+            queue.limit = limit
+
     async def enter(self, pool: str, ticket: Ticket) -> None:
         """Wait for a place; pair with :meth:`leave`, whatever happens after it returned.
 
@@ -82,7 +86,7 @@ class Gate:
             async with asyncio.timeout(ticket.deadline - now):
                 await future
         except TimeoutError:
-            wait = queue.predicted_wait()
+            wait = queue.predicted_wait(self._clock())
             self._admit(pool, queue.cancel(ticket.id, self._clock()))
             raise rejection(DroppedReason.TTL_EXPIRED, wait) from None
         except asyncio.CancelledError:

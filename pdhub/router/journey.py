@@ -12,7 +12,7 @@ from pdhub.router.attempt import Attempt, Choice
 from pdhub.router.breaker import acquire_all
 from pdhub.router.context import Context
 from pdhub.router.errors import no_endpoints
-from pdhub.router.fleet import Pool, prefill_info
+from pdhub.router.fleet import Pool, sampling_defaults
 from pdhub.router.flight import Flight
 from pdhub.router.gate import rejection
 from pdhub.router.nobody import nobody
@@ -37,7 +37,7 @@ class Journey:
         self._request = request
         self._flight = flight
         self._sink = sink
-        self._sampling = sampling_rules.resolve(request.body, self._defaults())
+        self._sampling = sampling_rules.resolve(request.body, sampling_defaults(context.fleet))
         self._view = self._look()
         target = flight.slo.ttft_ms
         budget = flight.rules.admission.default_budget_s if target is None else target / 1000
@@ -67,7 +67,9 @@ class Journey:
         context = self._context
         now = context.clock()
         snapshot = context.fleet.snapshot(now, inside)
-        decision = self._flight.rules.policy.choose(self._view, snapshot, now, context.rng)
+        flight = self._flight
+        decision = flight.decision = flight.rules.policy.choose(self._view, snapshot, now, context.rng)
+        flight.entry = context.decisions.note(flight.entry, self._view, decision, flight.rules.version)
         nodes = [
             (pool, node)
             for pool, node in decision.order
@@ -195,13 +197,6 @@ class Journey:
         if pool != first[0] or (self._failures and node != first[1]):
             return Reason.FALLBACK.value
         return decision.reason.value
-
-    def _defaults(self) -> dict[str, float]:
-        """The model's sampling defaults, as the first prefill instance that answered tells them."""
-        for endpoint in self._context.fleet.prefills.values():
-            if endpoint.info:
-                return dict(prefill_info(endpoint).sampling_defaults)
-        return {}
 
     def _look(self) -> RequestView:
         flight, pools = self._flight, self._context.fleet.pools.values()

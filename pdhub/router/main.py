@@ -14,25 +14,29 @@ log = logging.getLogger("pdhub.router")
 
 
 def run(config_path: str, overrides: Sequence[str] = ()) -> int:
-    """Serve until SIGTERM or SIGINT, then let open answers end for ``drain_s``. The exit status.
+    """Serve until SIGTERM or SIGINT, then let open answers end for ``drain_s``; SIGHUP reloads. The exit status.
 
     Raises:
         ConfigError, PluginError: it cannot start.
     """
     plan = load_plan(config_path, overrides=overrides)
-    return asyncio.run(_serve(plan))
+    return asyncio.run(_serve(plan, config_path, overrides))
 
 
-async def _serve(plan: Plan) -> int:
+async def _serve(plan: Plan, config_path: str, overrides: Sequence[str]) -> int:
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    server = RouterServer(plan)
+    server = RouterServer(plan, lambda: load_plan(config_path, registry=plan.registry, overrides=overrides))
     await server.start()
     log.info("listening on %s", server.url)
+    reloads: set[asyncio.Task[object]] = set()
     try:
-        await signals.get()
+        while await signals.get() == signal.SIGHUP:
+            task: asyncio.Task[object] = asyncio.create_task(server.reloader.reload())
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
         log.info("draining; a second signal stops at once")
         ended = asyncio.create_task(server.drain(plan.config.router.drain_s))
         hurry = asyncio.create_task(signals.get())

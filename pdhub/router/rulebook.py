@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,7 +23,7 @@ class Rulebook:
     """Args:
     policy: the composed policy. prefill: the one that chooses prefill instances. Only these two learn.
     version: of the configuration's two sections; equal content has an equal version.
-    classes: how targets are read. headers: those that rules look at.
+    classes: how targets are read. headers: those that rules look at. since_s: epoch seconds when it was made.
     """
 
     policy: Composed
@@ -31,6 +32,7 @@ class Rulebook:
     classes: Classes
     headers: Collection[str]
     admission: AdmissionConfig
+    since_s: float
 
 
 def rulebook(plan: Plan) -> Rulebook:
@@ -42,6 +44,7 @@ def rulebook(plan: Plan) -> Rulebook:
         classes=plan.classes,
         headers=plan.routing.headers,
         admission=plan.config.admission,
+        since_s=time.time(),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from pdhub.api.client import EngineClient, LegOrder
 from pdhub.api.errors import ConfigError
@@ -25,9 +26,11 @@ from pdhub.router.janitor import Janitor
 from pdhub.router.presentation import TextDecoder, load_text_decoder
 from pdhub.router.probe import Prober
 from pdhub.router.relay import Upstream
+from pdhub.router.reload import Reloader
 from pdhub.router.rulebook import rulebook
+from pdhub.telemetry.decisions import DecisionFile, DecisionLog, to_logger
 from pdhub.telemetry.observer import Observer
-from pdhub.telemetry.router import RouterMetrics
+from pdhub.telemetry.router import LiveRules, RouterMetrics
 from pdhub.wire.server import HttpServer
 
 STALE_PROBES = 2
@@ -39,12 +42,13 @@ ABSENT = frozenset({Health.STARTING, Health.DRAINING, Health.DOWN})
 class RouterServer:
     """Args:
     plan: validated configuration. Nodes need not be up yet: they are probed until they are.
+    reload: reads it again, for a change of ``policy`` or ``admission``; called in a thread. None = it never changes.
 
     Raises:
         ConfigError: no tokenizer though a pool speaks tokens, a missing key, an engine that cannot be routed.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, reload: Callable[[], Plan] | None = None) -> None:
         self.plan = plan
         self._upstream = Upstream()
         config, clock = plan.config, time.monotonic
@@ -59,7 +63,10 @@ class RouterServer:
             waiting=gate.waiting,
         )
         metrics = RouterMetrics(
-            lambda: [(e.name, e.in_flight, e.usable(clock())) for e in fleet.endpoints()], gate.waiting, latency.errors
+            lambda: [(e.name, e.in_flight, e.usable(clock())) for e in fleet.endpoints()],
+            gate.waiting,
+            latency.errors,
+            self._live,
         )
         caller = Caller(self._upstream, config.router, clock)
         self.context = Context(
@@ -73,9 +80,13 @@ class RouterServer:
             text=self._text(fleet),
             observer=None,
             clock=clock,
+            decisions=_decisions(config.router),
         )
+        self.reloader = Reloader(self.context, reload, plan.path, config.router.reload_interval_s)
         self._prober = Prober(caller, config.router, clock, self._refresh)
-        self._http = HttpServer(make_app(self.context), config.router.host, config.router.port, "the router")
+        self._http = HttpServer(
+            make_app(self.context, self.reloader), config.router.host, config.router.port, "the router"
+        )
 
     @property
     def url(self) -> str:
@@ -91,6 +102,7 @@ class RouterServer:
         except BaseException:
             await self._upstream.close()
             raise
+        self.reloader.start()
         fleet = self.context.fleet
         for pool in fleet.pools.values():
             for node in pool.nodes.values():
@@ -118,12 +130,20 @@ class RouterServer:
         """Stop at once, but tell nodes what was cut off. Idempotent."""
         self.context.draining = True
         self.context.gate.close()
+        await self.reloader.close()
         await self._http.stop()
         await self._prober.close()
         await self.context.janitor.close()
         await self._upstream.close()
         if self.context.observer is not None:
             self.context.observer.close()
+        self.context.decisions.close()
+
+    def _live(self) -> LiveRules:
+        context, last = self.context, self.reloader.last
+        rules = context.rules
+        failing = last is not None and bool(last.problem)
+        return LiveRules(rules.policy.name, rules.version, rules.since_s, failing, context.decisions.dropped)
 
     def _refresh(self) -> None:
         """After a probe: capabilities, capacity and the policies' picture follow."""
@@ -184,3 +204,13 @@ def _places(client: EngineClient, node: Endpoint) -> int:
     """Requests that a node takes at once: landings of a hosted node, else what its client declares."""
     landings = node.info.get("landings")
     return landings if isinstance(landings, int) else client.capabilities(node.info).slots
+
+
+def _decisions(config: RouterConfig) -> DecisionLog:
+    """Kept in memory only where somebody can look at them."""
+    wanted = config.decisions
+    keep = wanted.keep if config.debug_headers else 0
+    if not wanted.sample:
+        return DecisionLog(keep)
+    write = to_logger if wanted.file is None else DecisionFile(wanted.file, wanted.file_bytes)
+    return DecisionLog(keep, wanted.sample, write)

@@ -114,7 +114,9 @@ class Service:
         context = self._context
         record = flight.record(outcome, code, context.clock())
         context.records.append(record)
-        context.metrics.finished(record)
+        context.metrics.finished(record, flight.decision.rule if flight.decision else None)
+        if flight.entry is not None:
+            context.decisions.ended(flight.entry, record)
         for policy in (context.rules.policy, context.rules.prefill):
             try:
                 policy.observe(record)

@@ -1,4 +1,4 @@
-"""Tell observers that a request ended, without making any request wait for them."""
+"""Tell somebody slow what happened, and make no request wait: observers of ended requests, the decision log."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-
-from pdhub.api.request import RequestRecord
+from typing import Generic, TypeVar
 
 log = logging.getLogger("pdhub.telemetry")
 
+T = TypeVar("T")
 
-class Observer:
+
+class Observer(Generic[T]):
     """A bounded queue and one worker thread.
 
     Args:
@@ -20,9 +21,9 @@ class Observer:
         limit: records that may wait; more are dropped and counted.
     """
 
-    def __init__(self, notify: Callable[[RequestRecord], None], limit: int = 1024) -> None:
+    def __init__(self, notify: Callable[[T], None], limit: int = 1024) -> None:
         self._notify = notify
-        self._queue: queue.Queue[RequestRecord | None] = queue.Queue(maxsize=limit)
+        self._queue: queue.Queue[T | None] = queue.Queue(maxsize=limit)
         self._closed = False
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="pdhub-observer", daemon=True)
@@ -33,7 +34,7 @@ class Observer:
         """Records that no observer saw, because the queue was full or closed."""
         return self._dropped
 
-    def offer(self, record: RequestRecord) -> bool:
+    def offer(self, record: T) -> bool:
         """Hand over one record; never blocks. False if it was dropped."""
         try:
             if self._closed:
@@ -64,4 +65,4 @@ class Observer:
             try:
                 self._notify(record)
             except Exception:
-                log.exception("an observer failed on request %s", record.id)
+                log.exception("an observer failed on request %s", getattr(record, "id", "?"))

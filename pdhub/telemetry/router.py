@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from pdhub.api.errors import (
     AdmissionRejected,
@@ -37,13 +38,27 @@ _CODES = frozenset(
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class LiveRules:
+    """Args:
+    policy: its name. version: digest of its configuration. since_s: epoch seconds at which it became live.
+    failing: the last reload failed. dropped: lines of the decision log that were lost.
+    """
+
+    policy: str
+    version: str
+    since_s: float
+    failing: bool
+    dropped: int
+
+
 class RouterMetrics:
     """Label values come from the configuration and from closed sets, never from a client.
 
     Args:
         endpoints: now: (endpoint, in flight, whether it is usable).
         waiting: now: requests in each pool's queue.
-        predictions: now: how good they were, by (pool, metric).
+        predictions: now: how good they were, by (pool, metric). rules: now: what is live.
     """
 
     def __init__(
@@ -51,11 +66,13 @@ class RouterMetrics:
         endpoints: Callable[[], Iterable[tuple[str, int, bool]]],
         waiting: Callable[[], Mapping[str, int]],
         predictions: Callable[[], Mapping[tuple[str, LatencyMetric], Calibration]],
+        rules: Callable[[], LiveRules],
     ) -> None:
         self.registry = CollectorRegistry()
         self._endpoints = endpoints
         self._waiting = waiting
         self._predictions = predictions
+        self._rules = rules
         r = self.registry
         self.requests = Counter(
             "pdhub_router_requests_total", "Requests that ended.", ["pool", "outcome", "code"], registry=r
@@ -77,6 +94,9 @@ class RouterMetrics:
         )
         self.handoff_bytes = Counter("pdhub_router_handoff_bytes_total", "KV handed over.", ["pool"], registry=r)
         self.tokens = Counter("pdhub_router_tokens_total", "Tokens.", ["pool", "kind"], registry=r)
+        self.rebound = Counter(
+            "pdhub_router_rebound_total", "Decode nodes changed after prefill.", ["pool"], registry=r
+        )
         self.retries = Counter("pdhub_router_retries_total", "Attempts after a failed one.", ["pool"], registry=r)
         self.cancels = Counter("pdhub_router_cancels_total", "Cancel calls.", ["result"], registry=r)
         self.reclaims = Counter("pdhub_router_reclaims_total", "Landings claimed again, larger.", registry=r)
@@ -91,6 +111,18 @@ class RouterMetrics:
         )
         self._unreadable = Counter(
             "pdhub_router_slo_invalid_total", "Targets, classes and tiers that could not be read.", ["name"], registry=r
+        )
+        self.reloads = Counter(
+            "pdhub_router_reloads_total",
+            "Reloads of policy and admission: applied, unchanged, invalid or refused.",
+            ["result"],
+            registry=r,
+        )
+        self.decisions = Counter(
+            "pdhub_router_decisions_total",
+            "Ended requests by what was decided.",
+            ["pool", "reason", "rule"],
+            registry=r,
         )
         self.registry.register(self)
 
@@ -108,7 +140,22 @@ class RouterMetrics:
         waiting = GaugeMetricFamily("pdhub_router_waiting", "Requests in the queue.", labels=["pool"])
         for pool, count in self._waiting().items():
             waiting.add_metric([pool], count)
-        return [in_flight, usable, waiting, *self._calibration()]
+        return [in_flight, usable, waiting, *self._calibration(), *self._live()]
+
+    def _live(self) -> Iterable[Metric]:
+        """Which rules are live, and whether the file agrees with them."""
+        rules = self._rules()
+        info = GaugeMetricFamily("pdhub_router_policy_info", "The live policy; always 1.", labels=["policy", "version"])
+        info.add_metric([rules.policy, rules.version], 1)
+        since = GaugeMetricFamily("pdhub_router_policy_live_since_seconds", "Epoch time at which it became live.")
+        since.add_metric([], rules.since_s)
+        failing = GaugeMetricFamily(
+            "pdhub_router_reload_failing", "1 if the last reload was not used: what is live is not what the file says."
+        )
+        failing.add_metric([], float(rules.failing))
+        dropped = CounterMetricFamily("pdhub_router_decision_lines_dropped", "Decisions that the log could not take.")
+        dropped.add_metric([], rules.dropped)
+        return [info, since, failing, dropped]
 
     def _calibration(self) -> Iterable[Metric]:
         """Predicted against observed, of each pool's last predictions."""
@@ -139,8 +186,10 @@ class RouterMetrics:
             count.add_metric([pool, metric], found.count)
         return [error, ratio, bias, count]
 
-    def finished(self, record: RequestRecord) -> None:
-        """Count one ended request."""
+    def finished(self, record: RequestRecord, rule: str | None = None) -> None:
+        """Count one ended request. ``rule``: the one that it was decided by, if any."""
+        if record.reason:
+            self.decisions.labels(record.pool or "", record.reason, rule or "").inc()
         pool = record.pool or ""
         code = record.error_code or ""
         self.requests.labels(pool, record.outcome, code if not code or code in _CODES else "other").inc()
