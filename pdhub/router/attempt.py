@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from pdhub.api.client import Call, Leg, LegOrder, Reply
+from pdhub.api.client import Bind, Call, Leg, LegOrder, Reply
 from pdhub.api.errors import (
     AdmissionRejected,
     InvalidRequest,
@@ -55,6 +56,7 @@ class Attempt:
     """Args:
     context: what all requests share. view: the policy's view. sampling: resolved for both legs.
     budget_s: what is left of the request's time to its first token. predicted: what the node was chosen for.
+    rebind: the decode node chosen again after prefill, for engines that allow it; None = it stays.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Attempt:
         flight: Flight,
         budget_s: float,
         predicted: Prediction,
+        rebind: Callable[[Choice], Endpoint | None] = lambda choice: None,
     ) -> None:
         self._context = context
         self._choice = choice
@@ -74,6 +77,7 @@ class Attempt:
         self._flight = flight
         self._view = view
         self._predicted = predicted
+        self._rebind = rebind
         self._stay: Stay | None = None
         self._claim: asyncio.Task[dict[str, object]] | None = None
         self._held = False
@@ -99,25 +103,31 @@ class Attempt:
         )
 
     @property
+    def choice(self) -> Choice:
+        """Where it goes; the node may be another one after prefill."""
+        return self._choice
+
+    @property
     def at(self) -> Endpoint:
         """Whose turn it was: after an error, the endpoint that it came from."""
         return self._at
 
     async def run(self, sink: Sink) -> None:
         """All legs, until the client has its answer. Raises a RequestError; ``sink.started`` says how far it came."""
-        node, prefill, fleet = self._choice.node, self._choice.prefill, self._context.fleet
-        clock = self._context.clock
+        choice, fleet, clock = self._choice, self._context.fleet, self._context.clock
         self._stay = Stay(
-            fleet, self._flight, self._view, self._choice.pool.name, node, prefill, self._predicted, clock()
+            fleet, self._flight, self._view, choice.pool.name, choice.node, choice.prefill, self._predicted, clock()
         )
         ended = complete = False
         try:
             await self._hand_over()
+            self._bind_late()
             ended = await self._decode(sink)
             complete = True
-            node.breaker.success()
-            if prefill is not None:
-                fleet.pair(prefill.name, node.name).success()
+            choice = self._choice
+            choice.node.breaker.success()
+            if choice.prefill is not None:
+                fleet.pair(choice.prefill.name, choice.node.name).success()
         except BaseException as error:
             self._blame(error)
             raise
@@ -177,6 +187,20 @@ class Attempt:
         if self._stay is not None:
             self._stay.prefilled(sent_at, len(result.prompt_token_ids), result.cached_tokens, clock())
         self._leg = dataclasses.replace(self._leg, result=result)
+
+    def _bind_late(self) -> None:
+        """The prompt is computed, and whoever decodes it fetches the KV: choose again, from how things are now."""
+        client, stay = self._choice.pool.client, self._stay
+        late = client.bind is Bind.LATE and client.order is LegOrder.PREFILL_FIRST
+        if not late or self._held or self._choice.prefill is None or stay is None:
+            return
+        now = self._context.clock()
+        stay.leave(now)
+        node = self._rebind(self._choice) or self._choice.node
+        stay.join(node, now)
+        self._at = node
+        self._choice = dataclasses.replace(self._choice, node=node)
+        self._leg = dataclasses.replace(self._leg, decode=node.target())
 
     async def _decode(self, sink: Sink) -> bool:
         pool, node, context = self._choice.pool, self._choice.node, self._context
