@@ -26,6 +26,8 @@ UNTOLD_S = 10.0
 """First sign of life of a request of which nothing could be predicted."""
 
 UNCERTAIN = 3.0
+"""An answer in one piece that takes so many times what was expected is overdue."""
+
 UNTOLD_TOKENS = 16
 """An answer that came as one document says something of its TPOT if it is at least that long."""
 
