@@ -191,6 +191,44 @@ def up(config: ConfigFile, set_: Overrides = None) -> None:
 
 
 @app.command()
+def explain(
+    config: ConfigFile,
+    request: Annotated[str, typer.Option(help="File with the request's JSON body; - reads standard input.")],
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME: VALUE", help="May be repeated.")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE=STATE", help="A node is down, draining …, or runs so many requests. Repeatable."),
+    ] = None,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="When it arrives, such as 2026-01-31T22:15.")] = None,
+    set_: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Say where a request would go, and why. Nothing is started and nothing is sent.
+
+    \b
+    Examples:
+      pdhub explain configs/policy-slo.yaml --request request.json -H 'x-slo-tpot-ms: 10'
+      pdhub explain my.yaml --request - --node fast-0=down --json < request.json
+    """
+    from pdhub.cli.explained import explained_json, explained_text, read_headers, read_moment, read_request
+    from pdhub.config.build import load_plan
+    from pdhub.router.offline import ID, explain_offline
+
+    headers = read_headers(header or ())
+    explanation = explain_offline(
+        load_plan(config, overrides=set_ or ()),
+        read_request(request),
+        headers,
+        wall_s=read_moment(at),
+        states=node or (),
+        id=headers.get("x-request-id") or ID,
+    )
+    typer.echo(explained_json(explanation) if json else explained_text(explanation))
+
+
+@app.command()
 def quickstart(
     once: Annotated[bool, typer.Option("--once", help="Exit after the table.")] = False,
     prompt: Annotated[str | None, typer.Option(help="Ask this instead of the three built-in prompts.")] = None,
@@ -208,6 +246,60 @@ def quickstart(
     from pdhub.operate.quickstart import Options, run
 
     raise typer.Exit(run(Options(once=once, prompt=prompt, port=port, json=json)))
+
+
+@app.command()
+def simulate(
+    config: ConfigFile,
+    trace: Annotated[str, typer.Option(help="A trace file, or synthetic:requests=1000,rate=5,prompt=1000,output=200.")],
+    trace_format: Annotated[str | None, typer.Option(help="mooncake or azure; default: by the file's name.")] = None,
+    rate: Annotated[str, typer.Option(help="2x = twice as fast as recorded; 5/s = five requests a second.")] = "1x",
+    policy: Annotated[
+        list[Path] | None, typer.Option(help="Another policy for the same fleet, side by side. May be repeated.")
+    ] = None,
+    costs: Annotated[Path | None, typer.Option(help="What the engines cost; default: the latency seeds.")] = None,
+    mix: Annotated[
+        list[str] | None, typer.Option(metavar="CLASS=SHARE", help="Service classes of the requests. May be repeated.")
+    ] = None,
+    truth: Annotated[
+        str, typer.Option(help="How the engines differ from what the policy was told: spread=0.5,drift=0.2,nodes=0.1.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs with different luck.")] = 1,
+    requests: Annotated[int | None, typer.Option(min=1, help="Rows of the trace to use; default: all.")] = None,
+    oracle: Annotated[bool, typer.Option("--oracle", help="Add a policy that knows everything.")] = False,
+    baselines: Annotated[bool, typer.Option("--baselines", help="Add four simple policies.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
+    set_: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Try a policy on a trace, under a virtual clock and against engines that are cost models.
+
+    \b
+    Examples:
+      pdhub simulate configs/quickstart.yaml --trace synthetic:requests=2000,rate=2
+      pdhub simulate my.yaml --trace conversation_trace.jsonl --rate 2x --costs costs.yaml --baselines --out report.html
+      pdhub simulate my.yaml --trace azure.csv --policy other.yaml --seeds 5 --json
+    """
+    from pdhub.simulate.command import Options, run
+
+    options = Options(
+        config=config,
+        trace=trace,
+        trace_format=trace_format,
+        rate=rate,
+        policies=policy or (),
+        costs=costs,
+        mix=mix or (),
+        truth=truth,
+        seeds=seeds,
+        requests=requests,
+        oracle=oracle,
+        baselines=baselines,
+        out=out,
+        json=json,
+        overrides=set_ or (),
+    )
+    raise typer.Exit(run(options))
 
 
 @app.command()

@@ -1,0 +1,187 @@
+"""What the simulated router knows of its nodes and prefill instances, and the frozen picture that policies see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pdhub.api.engine import Capabilities
+from pdhub.api.policy import NodeView, PoolView, Predictor, Snapshot
+from pdhub.api.request import Feature
+from pdhub.core.admission import AdmissionQueue
+from pdhub.core.latency import LatencyModel
+from pdhub.simulate.engine import Node, Prefill, Running
+from pdhub.simulate.workload import Arrival
+
+ALL = frozenset(Feature)
+
+
+class NodeState:
+    """One decode node as the router sees it.
+
+    Args:
+        targets: how many requests on it have which TPOT target.
+        coming: requests that were sent to it and are not ready to decode, by id, and about when they will be.
+    """
+
+    __slots__ = (
+        "coming",
+        "engine",
+        "in_flight",
+        "labels",
+        "name",
+        "pending_tokens",
+        "places",
+        "pool",
+        "seen_steps",
+        "targets",
+        "view",
+    )
+
+    def __init__(self, engine: Node, pool: str, labels: dict[str, str]) -> None:
+        self.engine = engine
+        self.name = engine.name
+        self.pool = pool
+        self.labels = labels
+        self.places = engine.cost.places
+        self.in_flight = 0
+        self.pending_tokens = 0
+        self.targets: dict[float, int] = {}
+        self.coming: dict[str, tuple[float, Arrival]] = {}
+        self.seen_steps = 0.0
+        self.view: NodeView | None = None
+
+    def enter(self, tpot_ms: float | None) -> None:
+        self.in_flight += 1
+        self.view = None
+        if tpot_ms is not None:
+            self.targets[tpot_ms] = self.targets.get(tpot_ms, 0) + 1
+
+    def leave(self, tpot_ms: float | None) -> None:
+        self.in_flight -= 1
+        self.view = None
+        if tpot_ms is not None:
+            self.targets[tpot_ms] -= 1
+            if not self.targets[tpot_ms]:
+                del self.targets[tpot_ms]
+
+
+class PoolState:
+    """One pool and its door."""
+
+    __slots__ = (
+        "capabilities",
+        "cost",
+        "door",
+        "labels",
+        "models",
+        "name",
+        "needs_prefill",
+        "nodes",
+        "seen_waiting",
+        "view",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        nodes: Sequence[NodeState],
+        *,
+        models: frozenset[str],
+        cost: float,
+        labels: dict[str, str],
+        needs_prefill: bool,
+        limit: int,
+    ) -> None:
+        self.name = name
+        self.nodes = {node.name: node for node in nodes}
+        self.models = models
+        self.cost = cost
+        self.labels = labels
+        self.needs_prefill = needs_prefill
+        self.door = AdmissionQueue(limit=limit, capacity=sum(node.places for node in nodes))
+        self.seen_waiting = 0
+        self.view: PoolView | None = None
+        first = nodes[0].engine.cost
+        self.capabilities = Capabilities(ALL, first.max_context, 1000, sum(n.engine.cost.slots for n in nodes))
+
+
+class Picture:
+    """Makes snapshots; views of what did not change are used again."""
+
+    def __init__(self, pools: Iterable[PoolState], prefills: Sequence[Prefill], latency: LatencyModel) -> None:
+        self.pools = {pool.name: pool for pool in pools}
+        self.prefills = {p.name: p for p in prefills}
+        self.backlog = {p.name: 0 for p in prefills}
+        self.prefill_in_flight = {p.name: 0 for p in prefills}
+        self._latency = latency
+        self._version = 0
+
+    def decode(self, now: float) -> Snapshot:
+        self._version += 1
+        table = self._latency.freeze(now)
+        if self.backlog:
+            table = table.with_backlog(min(self.backlog.values()))
+        return Snapshot(self._version, tuple(self._pool(pool) for pool in self.pools.values()), table)
+
+    def prefill(self, models: frozenset[str], now: float) -> Snapshot:
+        self._version += 1
+        nodes = tuple(
+            NodeView(name, "prefill", in_flight=self.prefill_in_flight[name], pending_tokens=self.backlog[name])
+            for name in self.prefills
+        )
+        pool = PoolView("prefill", models, Capabilities(ALL, 1 << 31, 1000), nodes, role="prefill")
+        latency: Predictor = self._latency.freeze(now)
+        return Snapshot(self._version, (pool,), latency)
+
+    def _pool(self, pool: PoolState) -> PoolView:
+        waiting = pool.door.waiting
+        if waiting != pool.seen_waiting:
+            pool.seen_waiting = waiting
+            for node in pool.nodes.values():
+                node.view = None
+        fresh = False
+        for node in pool.nodes.values():
+            if node.view is None or node.in_flight >= node.engine.cost.slots:
+                node.view = self._node(pool, node)
+                fresh = True
+        if fresh or pool.view is None:
+            pool.view = PoolView(
+                name=pool.name,
+                models=pool.models,
+                capabilities=pool.capabilities,
+                nodes=tuple([node.view for node in pool.nodes.values() if node.view is not None]),
+                cost=pool.cost,
+                needs_prefill=pool.needs_prefill,
+                labels=pool.labels,
+            )
+        return pool.view
+
+    def _node(self, pool: PoolState, node: NodeState) -> NodeView:
+        slots = node.engine.cost.slots
+        return NodeView(
+            name=node.name,
+            pool=pool.name,
+            in_flight=node.in_flight,
+            queued=pool.seen_waiting,
+            labels=node.labels,
+            slots=slots,
+            pending_tokens=node.pending_tokens,
+            remaining_tokens=self._remaining(pool.name, node) if node.in_flight >= slots else None,
+            tightest_tpot_ms=min(node.targets, default=None),
+        )
+
+    def _remaining(self, pool: str, node: NodeState) -> int | None:
+        """What the running requests are expected to add; those that have no slot yet count as whole answers."""
+        total = 0.0
+        running: list[Running] = node.engine.running
+        for run in running:
+            left = self._latency.remaining(pool, node.engine.produced(run))
+            if left is None:
+                return None
+            total += left
+        if node.in_flight > len(running):
+            whole = self._latency.remaining(pool, 0)
+            if whole is None:
+                return None
+            total += whole * (node.in_flight - len(running))
+        return round(total)
