@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from pdhub.api.client import EngineClient
 from pdhub.api.command import Command
 from pdhub.api.discovery import Discovery
-from pdhub.api.engine import DecodeEngine, EngineContext
+from pdhub.api.engine import Capabilities, DecodeEngine, EngineContext
 from pdhub.api.launcher import Launcher
 from pdhub.api.operate import Operate
 from pdhub.api.parser import ParserFactory
@@ -71,6 +71,8 @@ class EngineSpec(PluginSpec):
         runtime: node side, hosted by ``pdhub node``.
         prefill: embedded prefill instance, hosted by ``pdhub node``.
         operate: deployment side.
+        declares: what a node with these options can do, as far as that is known without starting one; ``slots`` are
+            one node's. For looking ahead (``pdhub explain``), never for routing: there a node speaks for itself.
     """
 
     kind: ClassVar[str] = "engine"
@@ -79,6 +81,7 @@ class EngineSpec(PluginSpec):
     runtime: Callable[[Any, EngineContext], DecodeEngine] | None = None
     prefill: Callable[[Any, EngineContext], PrefillEngine] | None = None
     operate: Callable[[Any], Operate] | None = None
+    declares: Callable[[Any], Capabilities] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from pdhub.api.policy import Decision, Snapshot
 from pdhub.api.request import RequestView
 from pdhub.config.models import ServedModel
 from pdhub.core.slo import SloReading, served_tier
+from pdhub.core.slo_classes import Trust
 from pdhub.router import sampling as sampling_rules
 from pdhub.router.context import Context
 from pdhub.router.fleet import sampling_defaults
@@ -32,6 +33,7 @@ from pdhub.telemetry.decisions import decision_document, request_document
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """Args:
+    trust: how much of what this tenant asks for is granted.
     shadow: what the shadow policy would have decided; None if there is none.
     assumed: what was taken for granted, in words.
     """
@@ -40,6 +42,7 @@ class Explanation:
     asked: SloReading
     decision: Decision
     version: str
+    trust: str = Trust.FULL.value
     shadow: Decision | None = None
     assumed: Sequence[str] = ()
 
@@ -52,6 +55,7 @@ class Explanation:
         return {
             **decision_document(self.decision),
             "version": self.version,
+            "trust": self.trust,
             "tier": served_tier(self.asked.tier, self.decision.reason.value),
             "request": request_document(self.request),
             "invalid": list(self.asked.invalid),
@@ -108,7 +112,9 @@ def explain(
     decision = rules.policy.choose(view, world.snapshot, world.now, world.rng)
     shadow = rules.policy.shadow
     other = None if shadow is None else shadow.choose(view, world.snapshot, world.now, world.rng)
-    return Explanation(view, asked, decision, rules.version, other, assumed)
+    tenant = rules.classes.tenants.get(asked.tenant)
+    trust = Trust.FULL if tenant is None else tenant.trust
+    return Explanation(view, asked, decision, rules.version, trust.value, other, assumed)
 
 
 def explain_live(context: Context, raw: bytes, headers: Mapping[str, str]) -> Explanation:

@@ -378,5 +378,6 @@ def pdhub_register_engines() -> list[EngineSpec]:
             config=ToyConfig,
             runtime=ToyEngine,
             prefill=ToyPrefill,
+            declares=ToyConfig.capabilities,
         )
     ]

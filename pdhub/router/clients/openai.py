@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -29,6 +30,12 @@ class OpenAIConfig(PluginConfig):
     slots: int = Field(256, ge=1, description="Requests sent to one node at once; more wait in the queue.")
 
 
+def declared(config: OpenAIConfig) -> Capabilities:
+    """What is known of a server before it was asked."""
+    features = frozenset(Feature) if config.features is None else frozenset(config.features)
+    return Capabilities(features, config.max_context or UNKNOWN_CONTEXT, config.max_logprobs, config.slots)
+
+
 class OpenAIClient(EngineClient):
     """See :class:`pdhub.api.EngineClient`."""
 
@@ -37,7 +44,6 @@ class OpenAIClient(EngineClient):
 
     def __init__(self, config: OpenAIConfig) -> None:
         self._config = config
-        self._features = frozenset(Feature) if config.features is None else frozenset(config.features)
 
     def probe(self, node: Target) -> Call:
         return Call("GET", self._config.prefix + "/v1/models")
@@ -53,7 +59,7 @@ class OpenAIClient(EngineClient):
         if context is None:
             told = [card.get("max_model_len") for card in ours]
             context = next((c for c in told if isinstance(c, int) and c > 0), UNKNOWN_CONTEXT)
-        return Capabilities(self._features, context, self._config.max_logprobs, self._config.slots)
+        return replace(declared(self._config), max_context=context)
 
     def prefill(self, leg: Leg) -> None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdhub.api.hooks import hookimpl
 from pdhub.api.plugin import EngineSpec, Stability
-from pdhub.router.clients.openai import OpenAIClient, OpenAIConfig
+from pdhub.router.clients.openai import OpenAIClient, OpenAIConfig, declared
 
 
 @hookimpl
@@ -16,5 +16,6 @@ def pdhub_register_engines() -> list[EngineSpec]:
             config=OpenAIConfig,
             stability=Stability.BETA,
             client=OpenAIClient,
+            declares=declared,
         )
     ]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pdhub.api import ConfigError, EngineContext, KVLayout, model_identity
+from pdhub_transformers.abilities import DEFAULT_CONTEXT
 from pdhub_transformers.attention import NAME, Feed, RowCache
 from pdhub_transformers.config import TransformersConfig
 from pdhub_transformers.exact import make_exact
@@ -21,9 +22,6 @@ from pdhub_transformers.rows import Geometry, Row
 from pdhub_transformers.source import model_directory
 
 _log = logging.getLogger("pdhub.transformers")
-
-DEFAULT_CONTEXT = 8192
-"""Most tokens a request may have unless the configuration says more: a row is reserved for each landing."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _UNSTABLE_ROPE = ("dynamic", "longrope")  # their angles depend on the longest request of a batch

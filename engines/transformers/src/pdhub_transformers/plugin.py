@@ -15,6 +15,7 @@ from pdhub.api import (
     Stability,
     hookimpl,
 )
+from pdhub_transformers.abilities import declared
 from pdhub_transformers.config import TransformersConfig
 
 
@@ -53,6 +54,7 @@ def pdhub_register_engines() -> Iterable[EngineSpec]:
             runtime=_runtime,
             prefill=_prefill,
             operate=_operate,
+            declares=declared,
         )
     ]
 

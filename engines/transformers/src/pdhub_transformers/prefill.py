@@ -24,13 +24,13 @@ from pdhub.api import (
     PrefillRequest,
     Region,
 )
+from pdhub_transformers.abilities import FEATURES, MAX_LOGPROBS
 from pdhub_transformers.attention import Feed
 from pdhub_transformers.config import TransformersConfig
 from pdhub_transformers.model import LoadedModel, load_model
 from pdhub_transformers.prompt import PromptRenderer
 from pdhub_transformers.rows import Row
-from pdhub_transformers.runtime import FEATURES
-from pdhub_transformers.sampling import MAX_LOGPROBS, Sampler, validate
+from pdhub_transformers.sampling import Sampler, validate
 
 
 class TransformersPrefill(PrefillEngine):

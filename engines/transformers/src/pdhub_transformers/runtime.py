@@ -17,7 +17,6 @@ from pdhub.api import (
     EngineFailed,
     EngineInfo,
     EngineLoad,
-    Feature,
     Finished,
     Handoff,
     InvalidRequest,
@@ -26,33 +25,14 @@ from pdhub.api import (
     TokenChunk,
     TransferFailed,
 )
+from pdhub_transformers.abilities import CANCEL_WITHIN_S, FEATURES, MAX_LOGPROBS
 from pdhub_transformers.config import TransformersConfig
 from pdhub_transformers.model import LoadedModel, load_model
 from pdhub_transformers.rows import Row
-from pdhub_transformers.sampling import GREEDY_BELOW, MAX_LOGPROBS, Sampler, validate
+from pdhub_transformers.sampling import GREEDY_BELOW, Sampler, validate
 from pdhub_transformers.speculation import PromptLookup
 from pdhub_transformers.stream import Stream
 from pdhub_transformers.worker import DecodeWorker
-
-FEATURES = frozenset(
-    {
-        Feature.SAMPLING,
-        Feature.TOP_K,
-        Feature.MIN_P,
-        Feature.PRESENCE_PENALTY,
-        Feature.FREQUENCY_PENALTY,
-        Feature.REPETITION_PENALTY,
-        Feature.SEED,
-        Feature.LOGIT_BIAS,
-        Feature.LOGPROBS,
-        Feature.IGNORE_EOS,
-        Feature.MIN_TOKENS,
-        Feature.STOP_TOKEN_IDS,
-    }
-)
-
-CANCEL_WITHIN_S = 2.0
-"""A stream ends between two steps; a step of a model that is worth serving takes far less."""
 
 
 @dataclass(slots=True)

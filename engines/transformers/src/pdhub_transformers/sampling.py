@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from pdhub.api import InvalidRequest, Sampling, TokenLogprob
+from pdhub_transformers.abilities import MAX_LOGPROBS
 
 GREEDY_BELOW = 1e-5  # a smaller temperature would overflow; vLLM takes it for greedy too
-MAX_LOGPROBS = 20
 
 
 def validate(sampling: Sampling, vocabulary: int, logprobs: int | None) -> None:
