@@ -31,7 +31,7 @@ class Plain:
     """``model.generate`` without any of this package."""
 
     def __init__(self, directory: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True).float().eval()
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """Exactly ``count`` tokens; the end of sequence is banned, as ``min_tokens`` does."""

@@ -27,7 +27,7 @@ class TestTransformers(EngineConformance):
 
     @pytest.fixture
     def model_path(self, llama_dir: Path) -> str:
-        self.plain = AutoModelForCausalLM.from_pretrained(llama_dir, dtype=torch.float32)
+        self.plain = AutoModelForCausalLM.from_pretrained(llama_dir).float()
         return str(llama_dir)
 
     def reference(self, prompt: Sequence[int], max_tokens: int) -> list[int]:

@@ -41,7 +41,7 @@ def gguf_name(name: str) -> str:
 
 
 def write_gguf(path, llama_dir, pre="smollm", arch="llama", extra=None):
-    state = AutoModelForCausalLM.from_pretrained(llama_dir, dtype=torch.float32).state_dict()
+    state = AutoModelForCausalLM.from_pretrained(llama_dir).float().state_dict()
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(SHAPE["num_hidden_layers"])
     writer.add_context_length(SHAPE["max_position_embeddings"])
@@ -83,8 +83,8 @@ def test_weights_and_tokenizer_come_out_as_they_were(gguf_file, llama_dir, tmp_p
     steps = []
     out = convert_gguf(gguf_file, tmp_path / "a" / "model", lambda done, total: steps.append((done, total)))
     assert steps == [(n + 1, len(steps)) for n in range(len(steps))]
-    before = AutoModelForCausalLM.from_pretrained(llama_dir, dtype=torch.float32).state_dict()
-    after = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, local_files_only=True)
+    before = AutoModelForCausalLM.from_pretrained(llama_dir).float().state_dict()
+    after = AutoModelForCausalLM.from_pretrained(out, local_files_only=True).float()
     assert all(torch.equal(before[name], value) for name, value in after.state_dict().items())
     assert after.generation_config.eos_token_id == 0
     tokenizer = AutoTokenizer.from_pretrained(out, local_files_only=True)
