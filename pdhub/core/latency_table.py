@@ -55,15 +55,13 @@ class NodeRow:
 class Line:
     """One metric of one pool: learned coefficients, seeded ones (None = not seeded), and the pool's own factor."""
 
-    learned: Coefficients
-    seed: Coefficients | None
+    learned: Coefficients = (0.0, 0.0, 0.0)
+    seed: Coefficients | None = None
     pool: Factor = NO_FACTOR
 
-    def at(self, u: float, v: float, node: Factor, now: float) -> float | None:
-        """Milliseconds; None = nothing that is not stale is known."""
-        if now <= node.recent_until:
-            factor = node.recent
-        elif now <= self.pool.recent_until:
+    def older(self, u: float, v: float, node: Factor, now: float) -> float | None:
+        """Milliseconds where the node's recent factor is stale; None = nothing that is not stale is known."""
+        if now <= self.pool.recent_until:
             factor = self.pool.recent
             if now <= node.base_until and self.pool.base > 0:
                 factor *= min(2.0, max(0.5, node.base / self.pool.base))
@@ -78,7 +76,7 @@ class Line:
         return factor * (c[0] + c[1] * u + c[2] * v)
 
 
-NO_LINE: Final = Line((0.0, 0.0, 0.0), None)
+NO_LINE: Final = Line()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +112,7 @@ class LatencyTable:
 
     def with_backlog(self, tokens: int) -> LatencyTable:
         """The same knowledge, another backlog in front of the prefill instances."""
+        tokens = max(0, tokens)
         return self if tokens == self.backlog_tokens else replace(self, backlog_tokens=tokens)
 
     def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
@@ -137,20 +136,32 @@ class LatencyTable:
     def _predict(
         self, request: RequestView, pool: PoolView, row: PoolRow, node: NodeView, known: NodeRow, now: float
     ) -> Prediction:
-        # The router's own count is newer, the engine's wider: other routers send there too.
-        running = node.in_flight
-        load = node.load
+        # The hottest code of a choice, once a candidate: what is known and fresh is read in place.
+        ttft_factor, tpot_factor = known.ttft, known.tpot
+        running, slots, load = node.in_flight, node.slots, node.load
         if load.running is not None:
+            # The router's own count is newer, the engine's wider: other routers send there too.
             running = max(running, load.running + (load.waiting or 0))
         taken = running
-        if node.slots and running >= node.slots:
-            running = node.slots - 1
-        context = request.prompt_tokens + (row.output_tokens or 0.0) / 2
-        tpot = row.tpot.at(float(running), context, known.tpot, now)
+        if slots and running >= slots:
+            running = slots - 1
+        prompt = request.prompt_tokens
+        ttft: float | None
+        tpot: float | None
+        context = prompt + (row.output_tokens or 0.0) / 2
+        if now <= tpot_factor.recent_until:
+            c0, c1, c2 = row.tpot.learned
+            tpot = tpot_factor.recent * (c0 + c1 * running + c2 * context)
+        else:
+            tpot = row.tpot.older(running, context, tpot_factor, now)
         backlog = self.backlog_tokens if pool.needs_prefill and pool.role == "decode" else node.pending_tokens
-        ttft = row.ttft.at(request.prompt_tokens * row.uncached, float(backlog), known.ttft, now)
+        if now <= ttft_factor.recent_until:
+            c0, c1, c2 = row.ttft.learned
+            ttft = ttft_factor.recent * (c0 + c1 * prompt * row.uncached + c2 * backlog)
+        else:
+            ttft = row.ttft.older(prompt * row.uncached, backlog, ttft_factor, now)
         wait: float | None = 0.0
-        if node.queued or (node.slots and taken >= node.slots):
+        if node.queued or (slots and taken >= slots):
             slot, queue = _waits(node, taken, len(pool.nodes), row, tpot)
             if slot is None or queue is None:
                 wait = ttft = None
@@ -160,9 +171,8 @@ class LatencyTable:
                     # A hosted node takes the next request's KV while it still decodes: the two waits overlap.
                     ttft = queue + (max(ttft, slot) if pool.needs_prefill else ttft + slot)
         late = now - known.due_s
-        if late > GRACE_S and late * 1000 > GRACE_TOKENS * (
-            tpot or 0.0
-        ):  # it owes us a token: whatever it was, it is at least that slow now
+        if late > GRACE_S and late * 1000 > GRACE_TOKENS * (tpot or 0.0):
+            # It owes a token: whatever it was, it is at least that slow now.
             ttft = (ttft or 0.0) + late * 1000
             tpot = max(tpot or 0.0, late * 1000)
         return Prediction(ttft, tpot, wait)

@@ -10,9 +10,9 @@ import pytest
 
 from pdhub.api.client import LegOrder
 from pdhub.api.engine import Capabilities, EngineLoad
-from pdhub.api.policy import Health, NodeView, Prediction
+from pdhub.api.policy import Health, NodeView, PoolView, Prediction
 from pdhub.api.request import SLO, RequestView
-from pdhub.core.latency import PREFILL, LatencyModel, PoolSeed, Tuning
+from pdhub.core.latency import LatencyModel, PoolSeed, Tuning
 from pdhub.router.breaker import Breaker
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.fleet import Fleet, Pool
@@ -122,10 +122,10 @@ def test_the_prefill_leg_is_learned_for_its_instance() -> None:
         _, stay = world.stay(float(n))
         stay.prefilled(float(n), 400, None, n + 0.25)
         stay.end(False, n + 0.3)
-    pools = world.model.freeze(10.0).pools
-    assert pools[PREFILL].ttft.at(400.0, 0.0, world.model.freeze(10.0).nodes[PREFILL, "prefill"].ttft, 10.0) == (
-        pytest.approx(250, rel=0.05)
-    )
+    instances = NodeView("prefill", "prefill")
+    pool = PoolView("prefill", frozenset({"m"}), Capabilities(), (instances,), role="prefill")
+    seen = world.model.freeze(10.0).predict(RequestView("r", "m", "/", 400), pool, instances, 10.0)
+    assert seen.ttft_ms == pytest.approx(250, rel=0.05)
 
 
 def test_ttft_is_learned_at_the_first_token_without_the_wait_for_a_slot() -> None:
