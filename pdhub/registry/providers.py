@@ -13,6 +13,21 @@ KNOWN_PROVIDERS: Final = {
 }
 
 BUILTIN_COMMANDS: Final = frozenset(
-    {"plugins", "check", "config", "node", "router", "up", "quickstart", "new", "doctor", "explain", "bench", "help"}
+    {
+        "plugins",
+        "check",
+        "config",
+        "node",
+        "router",
+        "up",
+        "quickstart",
+        "new",
+        "doctor",
+        "explain",
+        "simulate",
+        "calibrate",
+        "bench",
+        "help",
+    }  # fmt: skip
 )
 """Verbs of ``pdhub`` itself; a plugin's command group cannot have one of these names."""
