@@ -15,11 +15,6 @@ from pdhub.policies.capable import sift
 
 NAME = "round_robin"
 
-FORGOTTEN = 16
-"""A node that ended nothing for so many rounds was away: it starts level with the others, not with their surplus."""
-
-MAX_NODES = 65_536
-
 
 class RoundRobinConfig(PluginConfig):
     """Options of ``round_robin``."""
@@ -36,51 +31,36 @@ class RoundRobinConfig(PluginConfig):
 
 
 class RoundRobin(Policy):
-    """The node with the fewest requests so far is next: those that ended, counted here, and those in flight, counted
-    in the snapshot. So choosing counts nothing, and two looks give the same turn."""
+    """Whose turn it is follows from how many requests were sent so far: those that ended, counted here, and those in
+    flight, counted in the snapshot. So choosing counts nothing, two looks give the same turn, and a node that comes
+    (back) is not owed anything."""
 
     def __init__(self, config: RoundRobinConfig) -> None:
         self._pools = frozenset(config.pools)
-        self._ended: dict[str, int] = {}
-        self._last: dict[str, int] = {}
-        self._all = 0
+        self._ended = {"decode": 0, "prefill": 0}
 
     def choose(self, request: RequestView, snapshot: Snapshot, now: float, rng: random.Random) -> Decision:
         kept, dropped, nobody = sift(request, snapshot.pools)
         if not kept:
             return Decision((), Candidates(lambda: dropped), nobody, NAME)
-        start = min((self._ended[n.name] for _, n in kept if n.name in self._ended), default=0)
-        rows = sorted(
-            (
-                p.name not in self._pools if self._pools else False,
-                self._ended.get(n.name, start) + n.in_flight,
-                p.name,
-                n.name,
-            )
-            for p, n in kept
-        )
+        sent = self._ended[kept[0][0].role] + sum(n.in_flight for p in snapshot.pools for n in p.nodes)
+        mine = sorted((p.name, n.name) for p, n in kept if not self._pools or p.name in self._pools)
+        others = sorted({(p.name, n.name) for p, n in kept}.difference(mine))
+        order = (*_turned(mine, sent), *_turned(others, sent))
         return Decision(
-            order=tuple((pool, node) for _, _, pool, node in rows),
+            order=order,
             candidates=Candidates(
-                lambda: [*(Candidate(p, n, scores={"turns": float(turns)}) for _, turns, p, n in rows), *dropped]
+                lambda: [*(Candidate(p, n, scores={"turn": float(i)}) for i, (p, n) in enumerate(order)), *dropped]
             ),
-            reason=Reason.FALLBACK if rows[0][0] else Reason.ROUND_ROBIN,
+            reason=Reason.ROUND_ROBIN if mine else Reason.FALLBACK,
             policy=NAME,
         )
 
     def observe(self, record: RequestRecord) -> None:
-        for name in (record.node, record.prefill):
-            if name is not None:
-                self._count(name)
+        self._ended["decode"] += record.node is not None
+        self._ended["prefill"] += record.prefill is not None
 
-    def _count(self, name: str) -> None:
-        self._all += 1
-        if len(self._ended) >= MAX_NODES and name not in self._ended:
-            oldest = min(self._last, key=self._last.__getitem__)
-            del self._ended[oldest], self._last[oldest]
-        away = self._all - self._last.get(name, self._all) > FORGOTTEN * len(self._ended)
-        if name not in self._ended or away:
-            others = [count for other, count in self._ended.items() if other != name]
-            self._ended[name] = max(min(others, default=0), self._ended.get(name, 0))
-        self._ended[name] += 1
-        self._last[name] = self._all
+
+def _turned(nodes: list[tuple[str, str]], sent: int) -> list[tuple[str, str]]:
+    start = sent % len(nodes) if nodes else 0
+    return nodes[start:] + nodes[:start]
