@@ -8,11 +8,12 @@ from pdhub.api.engine import Capabilities
 from pdhub.api.policy import NodeView, PoolView, Predictor, Snapshot
 from pdhub.api.request import Feature
 from pdhub.core.admission import AdmissionQueue
-from pdhub.core.latency import LatencyModel
+from pdhub.core.latency import PREFILL, LatencyModel
 from pdhub.simulate.engine import Node, Prefill, Running
 from pdhub.simulate.workload import Arrival
 
 ALL = frozenset(Feature)
+ANYTHING = Capabilities(ALL, 1 << 31, 1000)
 
 
 class NodeState:
@@ -21,21 +22,13 @@ class NodeState:
     Args:
         targets: how many requests on it have which TPOT target.
         coming: requests that were sent to it and are not ready to decode, by id, and about when they will be.
+        mark_s, mark_steps, mark_area: when TPOT was last learned from what runs there.
     """
 
     __slots__ = (
-        "coming",
-        "engine",
-        "in_flight",
-        "labels",
-        "name",
-        "pending_tokens",
-        "places",
-        "pool",
-        "seen_steps",
-        "targets",
-        "view",
-    )
+        "_area", "_counted_s", "coming", "engine", "in_flight", "labels", "mark_area", "mark_s", "mark_steps", "name",
+        "pending_tokens", "places", "pool", "targets", "view",
+    )  # fmt: skip
 
     def __init__(self, engine: Node, pool: str, labels: dict[str, str]) -> None:
         self.engine = engine
@@ -47,22 +40,32 @@ class NodeState:
         self.pending_tokens = 0
         self.targets: dict[float, int] = {}
         self.coming: dict[str, tuple[float, Arrival]] = {}
-        self.seen_steps = 0.0
+        self.mark_s = self.mark_steps = self.mark_area = 0.0
         self.view: NodeView | None = None
+        self._area = 0.0
+        self._counted_s = 0.0
 
-    def enter(self, tpot_ms: float | None) -> None:
-        self.in_flight += 1
-        self.view = None
+    def area(self, now: float) -> float:
+        """Requests on it times seconds, since the run began."""
+        return self._area + self.in_flight * (now - self._counted_s)
+
+    def enter(self, tpot_ms: float | None, now: float) -> None:
+        self._count(1, now)
         if tpot_ms is not None:
             self.targets[tpot_ms] = self.targets.get(tpot_ms, 0) + 1
 
-    def leave(self, tpot_ms: float | None) -> None:
-        self.in_flight -= 1
-        self.view = None
+    def leave(self, tpot_ms: float | None, now: float) -> None:
+        self._count(-1, now)
         if tpot_ms is not None:
             self.targets[tpot_ms] -= 1
             if not self.targets[tpot_ms]:
                 del self.targets[tpot_ms]
+
+    def _count(self, change: int, now: float) -> None:
+        self._area = self.area(now)
+        self._counted_s = now
+        self.in_flight += change
+        self.view = None
 
 
 class PoolState:
@@ -126,10 +129,10 @@ class Picture:
     def prefill(self, models: frozenset[str], now: float) -> Snapshot:
         self._version += 1
         nodes = tuple(
-            NodeView(name, "prefill", in_flight=self.prefill_in_flight[name], pending_tokens=self.backlog[name])
+            NodeView(name, PREFILL, in_flight=self.prefill_in_flight[name], pending_tokens=self.backlog[name])
             for name in self.prefills
         )
-        pool = PoolView("prefill", models, Capabilities(ALL, 1 << 31, 1000), nodes, role="prefill")
+        pool = PoolView(PREFILL, models, ANYTHING, nodes, role="prefill", needs_prefill=False)
         latency: Predictor = self._latency.freeze(now)
         return Snapshot(self._version, (pool,), latency)
 

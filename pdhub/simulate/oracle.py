@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from pdhub.api.policy import Candidate, Decision, NodeView, Policy, PoolView, Reason, Snapshot
 from pdhub.api.request import RequestView
+from pdhub.core.latency import PREFILL
 from pdhub.policies.capable import sift
 from pdhub.simulate.cost import DecodeCost
 from pdhub.simulate.engine import Node
@@ -94,7 +95,7 @@ class Soonest(Policy):
     def choose(self, request: RequestView, snapshot: Snapshot, now: float, rng: random.Random) -> Decision:
         mine, prefills = self._scene.requests[request.id], self._scene.picture.prefills
         order = sorted(prefills, key=lambda name: (prefills[name].ready_s(mine), name))
-        found = tuple(("prefill", name) for name in order)
+        found = tuple((PREFILL, name) for name in order)
         return Decision(found, tuple(Candidate(*key) for key in found), Reason.LEAST_LOADED, "oracle")
 
 

@@ -9,12 +9,19 @@ from collections.abc import Callable, Sequence
 from pdhub.api.policy import Decision, Policy, Reason
 from pdhub.api.request import RequestRecord, RequestView
 from pdhub.core.admission import Offer, Outcome, Ticket
-from pdhub.core.latency import LatencyModel, Sample
+from pdhub.core.latency import PREFILL, LatencyModel, Sample
 from pdhub.simulate.engine import Prefill
 from pdhub.simulate.fleet import NodeState, Picture, PoolState
 from pdhub.simulate.loop import Loop
 from pdhub.simulate.result import Done
 from pdhub.simulate.workload import Arrival
+
+SEGMENT_S = 0.5
+LEAST_TOKENS = 4
+"""TPOT is learned while tokens come, from pieces of so many seconds and at least so many tokens, as the router does."""
+
+UNTOLD_S = 10.0
+"""First sign of life of a request of which nothing could be predicted."""
 
 LOOKS = 8
 """A request that a policy sends from door to door stays at the last one after so many looks."""
@@ -24,6 +31,7 @@ class Flight:
     """One request on its way. Times are virtual seconds."""
 
     __slots__ = (
+        "area",
         "backlog",
         "cached",
         "concurrency",
@@ -49,6 +57,7 @@ class Flight:
         self.view = view
         self.deadline = deadline
         self.looks = 0
+        self.area = 0.0
         self.queued_s = self.since_s = self.sent_s = self.ready_s = 0.0
         self.first_s: float | None = None
         self.pool: PoolState | None = None
@@ -191,9 +200,9 @@ class Router:
                 seen = seen.with_backlog(min(self._picture.backlog.values()))
             predicted = seen.predict(flight.view, view, node.view, now)
             flight.predicted_ttft, flight.predicted_tpot = predicted.ttft_ms, predicted.tpot_ms
-        node.enter(flight.view.slo.tpot_ms)
+        node.enter(flight.view.slo.tpot_ms, now)
         ttft = flight.predicted_ttft
-        self._latency.begin(pool.name, node.name, flight.view.id, now + (ttft / 1000 if ttft is not None else 60.0))
+        self._latency.begin(pool.name, node.name, flight.view.id, now + (UNTOLD_S if ttft is None else ttft / 1000))
         self._prefill(flight, self._instance(flight, node))
 
     def _instance(self, flight: Flight, node: NodeState) -> Prefill | None:
@@ -222,16 +231,27 @@ class Router:
             self._prefilled(flight, 0)
 
     def _prefilled(self, flight: Flight, cached: int) -> None:
-        node = flight.node
+        node, now, prompt = flight.node, self._loop.now, flight.request.prompt_tokens
         assert node is not None
         flight.cached = cached
         if flight.prefill is not None:
             self._picture.backlog[flight.prefill] -= flight.view.prompt_tokens
             self._picture.prefill_in_flight[flight.prefill] -= 1
+            self._latency.observe(
+                Sample(
+                    PREFILL,
+                    flight.prefill,
+                    now,
+                    prompt_tokens=prompt,
+                    cached_tokens=cached,
+                    backlog_tokens=flight.backlog,
+                    ttft_ms=(now - flight.sent_s) * 1000,
+                )
+            )
         elif node.engine.prefill is not None:
             node.pending_tokens -= flight.view.prompt_tokens
             node.view = None
-        self._loop.at(self._loop.now + node.engine.start_s(flight.request), self._ready, flight)
+        self._loop.at(now + node.engine.start_s(flight.request), self._ready, flight)
 
     def _ready(self, flight: Flight) -> None:
         flight.ready_s = self._loop.now
@@ -242,9 +262,11 @@ class Router:
     def _first(self, flight: Flight) -> None:
         node, now = flight.node, self._loop.now
         assert node is not None
-        flight.first_s = now
-        ttft = (now - flight.sent_s - (now - flight.ready_s)) * 1000
+        flight.first_s, flight.area = now, node.area(now)
+        total = (now - flight.sent_s) * 1000
+        wait = (now - flight.ready_s) * 1000
         self._latency.progress(node.pool, node.name, flight.view.id, now)
+        self._latency.compare(node.pool, "ttft", flight.predicted_ttft, total)
         self._latency.observe(
             Sample(
                 node.pool,
@@ -253,7 +275,7 @@ class Router:
                 prompt_tokens=flight.request.prompt_tokens,
                 cached_tokens=flight.cached,
                 backlog_tokens=flight.backlog,
-                ttft_ms=ttft,
+                ttft_ms=total - wait,
             )
         )
 
@@ -262,37 +284,65 @@ class Router:
         assert node is not None
         assert pool is not None
         assert flight.first_s is not None
-        node.leave(flight.view.slo.tpot_ms)
         tpot = None
         if request.output_tokens > 1:
             tpot = (now - flight.first_s) * 1000 / (request.output_tokens - 1)
+            self._learn_rest(flight, node, tpot, now)
+        node.leave(flight.view.slo.tpot_ms, now)
         ttft = (flight.first_s - request.at_s) * 1000
         self._latency.end(pool.name, node.name, flight.view.id)
-        self._latency.observe(
-            Sample(
-                pool.name,
-                node.name,
-                now,
-                prompt_tokens=request.prompt_tokens,
-                tpot_ms=tpot,
-                running=min(flight.concurrency, node.engine.cost.slots),
-                context_tokens=request.prompt_tokens + request.output_tokens / 2,
-                output_tokens=request.output_tokens,
-            )
-        )
-        sent = flight.sent_s - request.at_s
-        self._latency.compare(pool.name, "ttft", flight.predicted_ttft, ttft - sent * 1000)
+        self._latency.observe(Sample(pool.name, node.name, now, output_tokens=request.output_tokens))
         self._latency.compare(pool.name, "tpot", flight.predicted_tpot, tpot)
         self._end(flight, "ok", None, ttft, tpot)
         self._admitted(pool.door.release(flight.view.id, now))
 
+    # what the router sees of running requests
+
     def _heartbeat(self, now: float) -> None:
-        """Nodes that produced tokens gave a sign of life."""
+        """Tokens came from nodes that run something: a sign of life, and now and then a measured TPOT."""
         for pool in self._picture.pools.values():
             for node in pool.nodes.values():
-                if node.in_flight and node.engine.running and (steps := node.engine.steps()) >= node.seen_steps + 1:
-                    node.seen_steps = steps
-                    self._latency.progress(pool.name, node.name, "", now)
+                if node.engine.running:
+                    steps = node.engine.steps()
+                    if steps >= node.mark_steps + LEAST_TOKENS:
+                        self._latency.progress(pool.name, node.name, "", now)
+                        if now >= node.mark_s + SEGMENT_S:
+                            self._segment(node, steps, now)
+
+    def _segment(self, node: NodeState, steps: float, now: float) -> None:
+        elapsed, area = now - node.mark_s, node.area(now)
+        running = (area - node.mark_area) / elapsed
+        each = elapsed * 1000 / (steps - node.mark_steps)
+        for run in node.engine.running:
+            if run.begun <= node.mark_steps:
+                self._observe(node, run.request, each * run.slow, running, node.engine.produced(run), now)
+        node.mark_s, node.mark_steps, node.mark_area = now, steps, area
+
+    def _learn_rest(self, flight: Flight, node: NodeState, tpot: float, now: float) -> None:
+        """What was not yet learned from this request: since the last mark, or since it began if that was later."""
+        assert flight.first_s is not None
+        begun = flight.first_s
+        since, area = (begun, flight.area) if begun > node.mark_s else (node.mark_s, node.mark_area)
+        elapsed = now - since
+        tokens = flight.request.output_tokens - 1
+        if elapsed * 1000 / tpot >= LEAST_TOKENS:
+            running = (node.area(now) - area) / elapsed
+            self._observe(node, flight.request, tpot, running, tokens, now)
+
+    def _observe(
+        self, node: NodeState, request: Arrival, tpot: float, running: float, produced: int, now: float
+    ) -> None:
+        self._latency.observe(
+            Sample(
+                node.pool,
+                node.name,
+                now,
+                prompt_tokens=request.prompt_tokens,
+                tpot_ms=tpot,
+                running=min(max(1.0, running), node.engine.cost.slots),
+                context_tokens=request.prompt_tokens + produced,
+            )
+        )
 
     def _end(
         self,
