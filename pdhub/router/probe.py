@@ -26,11 +26,11 @@ class Prober:
     """One task an endpoint.
 
     Args:
-        changed: called after every probe.
+        changed: called with the endpoint after every probe.
     """
 
     def __init__(
-        self, caller: Caller, config: RouterConfig, clock: Callable[[], float], changed: Callable[[], None]
+        self, caller: Caller, config: RouterConfig, clock: Callable[[], float], changed: Callable[[Endpoint], None]
     ) -> None:
         self._caller = caller
         self._config = config
@@ -52,7 +52,7 @@ class Prober:
         while True:
             await self._probe(endpoint, client)
             try:
-                self._changed()
+                self._changed(endpoint)
             except Exception:  # a plugin's client; probing goes on
                 log.exception("what '%s' told cannot be used", endpoint.name)
             await asyncio.sleep(self._config.probe_interval_s if endpoint.info else EAGER_S)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pdhub.api.client import EngineClient, LegOrder
 from pdhub.api.errors import ConfigError
@@ -83,6 +84,7 @@ class RouterServer:
             decisions=_decisions(config.router),
         )
         self.reloader = Reloader(self.context, reload, plan.path, config.router.reload_interval_s)
+        self._told: dict[str, tuple[bool, Mapping[str, Any]]] = {}
         self._prober = Prober(caller, config.router, clock, self._refresh)
         self._http = HttpServer(
             make_app(self.context, self.reloader), config.router.host, config.router.port, "the router"
@@ -145,16 +147,21 @@ class RouterServer:
         failing = last is not None and bool(last.problem)
         return LiveRules(rules.policy.name, rules.version, rules.since_s, failing, context.decisions.dropped)
 
-    def _refresh(self) -> None:
-        """After a probe: capabilities, capacity and the policies' picture follow."""
+    def _refresh(self, endpoint: Endpoint) -> None:
+        """After a probe: capabilities, capacity and the policies' picture follow. Most probes bring nothing new."""
         context = self.context
         now = context.clock()
+        told = (endpoint.health(now) in ABSENT, endpoint.info)
+        if told == self._told.get(endpoint.name):
+            context.fleet.changed(endpoint)
+            return
         for pool in context.fleet.pools.values():
             pool.learn()
             # Not of nodes whose breaker is open: that passes by itself, and the policy already leaves them out.
             there = [n for n in pool.nodes.values() if n.health(now) not in ABSENT]
             context.gate.resize(pool.name, sum(_places(pool.client, n) for n in there))
         context.fleet.changed()
+        self._told[endpoint.name] = told
 
     def _pool(self, pool: PoolConfig) -> Pool:
         engine = self.plan.pools[pool.name]

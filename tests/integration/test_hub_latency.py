@@ -8,9 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from pdhub.api.policy import Prediction
 from pdhub.api.request import RequestView
 from pdhub.testing.hub import MODEL, Hub, toy_topology
+
+pytestmark = pytest.mark.integration
 
 TOKENS = 24
 GENERAL = {"slots": 8, "token_ms": 5.0}
