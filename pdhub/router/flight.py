@@ -127,7 +127,7 @@ class Flight:
             pool=self.pool,
             node=self.node,
             prefill=self.prefill,
-            reason=self.reason,
+            reason=self.reason or (self.decision.reason.value if self.decision is not None else ""),
             outcome=outcome,
             error_code=error_code,
             prompt_tokens=self.prompt_tokens,
