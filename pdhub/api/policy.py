@@ -220,7 +220,10 @@ class AdmissionOrder(ABC):
 
     @abstractmethod
     def rank(self, request: RequestView, deadline: float, now: float) -> tuple[float, ...]:
-        """Smaller enters earlier. Pure; asked once, when the request starts to wait.
+        """Smaller enters earlier. Pure; asked once, before the request waits for the first time.
+
+        The first number is a band: a smaller band enters first as a whole, and within a band the tenants take turns.
+        The other numbers order the requests of one tenant. At least one number; NaN counts as infinite.
 
         Args:
             deadline: monotonic seconds at which its TTFT budget ends.

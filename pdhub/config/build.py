@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path as FilePath
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from pdhub.api.client import LegOrder
 from pdhub.api.errors import ConfigError, PDHubError, PluginError
-from pdhub.api.plugin import EngineSpec, LauncherSpec, PluginSpec, PolicySpec, TransportSpec
+from pdhub.api.plugin import EngineSpec, LauncherSpec, PluginSpec, PolicyPart, PolicySpec, TransportSpec
 from pdhub.config.checks import check_config
 from pdhub.config.classes import build_classes
 from pdhub.config.explain import explain
@@ -46,7 +46,7 @@ class Plan:
         pools, prefill: engine by pool's and by prefill instance's name.
         path: the file it came from; None if it was made in memory.
         policy: the base policy that ``policy.type`` names. routing: it and everything around it.
-        classes: service classes and tenants.
+        classes: service classes and tenants. order: of those that wait for a place.
         origins: where each value came from.
     """
 
@@ -54,6 +54,7 @@ class Plan:
     registry: Registry
     transport: Resolved[TransportSpec]
     policy: Resolved[PolicySpec]
+    order: Resolved[PolicySpec]
     launcher: Resolved[LauncherSpec]
     pools: Mapping[str, Resolved[EngineSpec]]
     prefill: Mapping[str, Resolved[EngineSpec]]
@@ -122,6 +123,7 @@ def build_plan(
         registry=registry,
         transport=resolver.resolve(config.handoff.transport, registry.transport, ("handoff", "transport")),
         policy=Resolved(routing.base.spec, routing.base.config),
+        order=resolver.resolve(config.admission.order, _orders(registry), ("admission", "order")),
         routing=routing,
         classes=build_classes(config.policy, known),
         launcher=resolver.resolve(config.launcher, registry.launcher, ("launcher",)),
@@ -143,6 +145,10 @@ def build_plan(
     _check_engines(plan)
     registry.configured(config.model_dump(mode="json"))
     return plan
+
+
+def _orders(registry: Registry) -> Callable[[str], PolicySpec]:
+    return lambda name: registry.policy(name, PolicyPart.ADMISSION)
 
 
 class _Resolver:

@@ -75,6 +75,16 @@ class AdmissionConfig(Model):
 
     default_budget_s: Seconds = Field(30.0, description="How long a request without a TTFT target may wait in all.")
     queue_limit: int = Field(256, ge=0, description="Requests that may wait a pool; more are refused with 429.")
+    order: Component = Field(
+        default_factory=lambda: Component(type="priority_deadline"),
+        description="Who of those that wait enters next, and who may be refused in favour of others.",
+    )
+    spill: bool = Field(
+        True, description="Wait at the policy's next pool where waiting at the first would cost the TTFT target."
+    )
+    shed: bool = Field(
+        True, description="Refuse a sheddable request at once where every pool would serve it after its time is over."
+    )
 
 
 class HandoffConfig(Model):

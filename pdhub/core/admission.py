@@ -1,8 +1,12 @@
 """Bounded admission to one pool, without clock or I/O.
 
 A request comes with a ticket. It is admitted while capacity is free, else it waits, else it is refused with a reason.
-Waiting tickets are served by priority; within a priority the tenants take turns, and of one tenant's tickets the one
-with the earliest deadline comes first. Nobody waits past a deadline.
+Waiting tickets are served by band (priority, unless an order says otherwise); within a band the tenants take turns,
+and of one tenant's tickets the most urgent comes first. Nobody waits past a deadline. A full queue makes room for
+another only by refusing a ticket that is sheddable, the last one first.
+
+Capacity is what the nodes told; other routers use it too. A request that was admitted but found every node busy comes
+back (:meth:`AdmissionQueue.busy`): then one ticket at a time may try, until one gets in.
 
 Every change returns what the host has to act on, so that no ticket is lost between two calls. Times are seconds of
 one monotonic clock, passed in.
@@ -21,9 +25,18 @@ __all__ = ["AdmissionQueue", "DroppedReason", "Offer", "Outcome", "Refusal", "Ti
 SMOOTHING: Final = 0.2
 """Weight of the newest service time in the moving average."""
 
+CROWD: Final = 4
+"""While several tenants come, one may have so many times as many tickets waiting as there are free places in the
+queue: it never fills up for the others."""
+
+REMEMBERED_S: Final = 10.0
+REMEMBERED: Final = 64
+"""How long, and how many, tenants count as coming."""
+
 
 class DroppedReason(StrEnum):
-    """Values of ``x-llm-d-request-dropped-reason``."""
+    """Values of ``x-llm-d-request-dropped-reason``, as llm-d means them: *rejected* reached no engine, *evicted* was
+    running. pdhub never evicts what runs, so who is shed from a queue is rejected as well."""
 
     SATURATED = "rejected-saturated"
     NO_ENDPOINTS = "rejected-no-endpoints"
@@ -49,11 +62,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A ticket that may not enter. ``retry_after_s``: predicted wait; None = unknown."""
+    """A ticket that may not enter.
+
+    Args:
+        retry_after_s: predicted wait; None = unknown.
+        shed: it had to make room for a more important one.
+    """
 
     ticket: Ticket
     reason: DroppedReason
     retry_after_s: float | None = None
+    shed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +88,17 @@ class AdmissionQueue:
     """One pool's door.
 
     Args:
-        limit: tickets that may wait; 0 = nobody waits.
+        limit: tickets that may wait; 0 = nobody waits. May be changed; who waits already stays.
         capacity: requests that may run at once; 0 = nobody is there. Changed by :meth:`resize`.
     """
 
     limit: int
     capacity: int
-    _running: dict[str, float] = field(default_factory=dict)
+    _running: dict[str, tuple[float, Ticket]] = field(default_factory=dict)
     _waiting: Bands = field(default_factory=Bands)
+    _ceiling: int | None = None
     _service_s: float | None = None
+    _tenants: dict[str, float] = field(default_factory=dict)
     _closed: bool = False
 
     @property
@@ -88,36 +109,61 @@ class AdmissionQueue:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def held_back(self) -> bool:
+        """The nodes were busier than their capacity says; call :meth:`probe` after a moment."""
+        return self._ceiling is not None
+
     def offer(self, ticket: Ticket, now: float) -> Offer:
-        """Try to enter. A full queue makes room for a ticket of higher priority by refusing its last one.
+        """Try to enter. A full queue makes room by refusing a sheddable ticket of a later band, or any sheddable
+        one if the new ticket is not sheddable.
 
         Raises:
             ValueError: this id is running or waiting already.
         """
         if ticket.id in self._running or ticket.id in self._waiting:
             raise ValueError(f"ticket {ticket.id} was offered before")
-        if self._closed:
-            return self._refused(ticket, DroppedReason.SHUTTING_DOWN)
-        if self.capacity <= 0:
-            return self._refused(ticket, DroppedReason.NO_ENDPOINTS)
-        if ticket.deadline <= now:
-            return self._refused(ticket, DroppedReason.TTL_EXPIRED)
-        if len(self._running) < self.capacity:  # then nobody in time is waiting: see _admit
-            self._running[ticket.id] = now
+        self._remember(ticket, now)
+        reason, victim = self._door(ticket, now)
+        if reason is not None:
+            wait = self.predicted_wait(now) if reason.contended else None
+            return Offer(Outcome.REFUSED, (Refusal(ticket, reason, wait),))
+        if len(self._running) < self._places():  # then nobody in time is waiting: see _admit
+            self._running[ticket.id] = (now, ticket)
             return Offer(Outcome.ADMITTED)
-        if len(self._waiting) < self.limit:
-            self._waiting.add(ticket)
-            return Offer(Outcome.QUEUED)
-        last = self._waiting.last()
-        if last is None or last.priority >= ticket.priority:
-            return self._refused(ticket, DroppedReason.SATURATED)
-        self._waiting.remove(last.id)
+        refusals: tuple[Refusal, ...] = ()
+        if victim is not None:
+            self._waiting.remove(victim.id)
+            wait = self.predicted_wait(now)
+            refusals = (Refusal(victim, DroppedReason.SATURATED, wait, shed=True),)
         self._waiting.add(ticket)
-        return Offer(Outcome.QUEUED, (Refusal(last, DroppedReason.EVICTED_PRIORITY, self.predicted_wait()),))
+        return Offer(Outcome.QUEUED, refusals)
+
+    def opens(self, ticket: Ticket, now: float) -> bool:
+        """Whether :meth:`offer` would let it in or let it wait. Changes nothing."""
+        return self._door(ticket, now)[0] is None
+
+    def busy(self, ticket_id: str, now: float) -> Offer:
+        """Admitted, but every node was busy: it waits again, at its place in the order, however full the queue is.
+        From now on one ticket at a time may try. Raises KeyError if it was not running."""
+        _, ticket = self._running.pop(ticket_id)
+        self._ceiling = len(self._running)
+        if self._closed:
+            return Offer(Outcome.REFUSED, (Refusal(ticket, DroppedReason.SHUTTING_DOWN),))
+        self._waiting.add(ticket)
+        return Offer(Outcome.QUEUED)
+
+    def probe(self, now: float) -> list[Ticket]:
+        """A moment after :meth:`busy`: one more may try."""
+        return self._raise_ceiling(now)
+
+    def entered(self, ticket_id: str, now: float) -> list[Ticket]:
+        """A node took it: whoever is admitted because of that may try as well."""
+        return self._raise_ceiling(now) if ticket_id in self._running else []
 
     def release(self, ticket_id: str, now: float) -> list[Ticket]:
         """A running request ended; the tickets admitted in its place. Raises KeyError if it was not running."""
-        took = max(0.0, now - self._running.pop(ticket_id))
+        took = max(0.0, now - self._running.pop(ticket_id)[0])
         old = self._service_s
         self._service_s = took if old is None else old + SMOOTHING * (took - old)
         return self._admit(now)
@@ -142,7 +188,7 @@ class AdmissionQueue:
         late = [ticket for ticket in self._waiting if ticket.deadline <= now]
         for ticket in late:
             self._waiting.remove(ticket.id)
-        wait = self.predicted_wait()
+        wait = self.predicted_wait(now)
         return [Refusal(ticket, DroppedReason.TTL_EXPIRED, wait) for ticket in late]
 
     def close(self) -> list[Refusal]:
@@ -155,23 +201,71 @@ class AdmissionQueue:
         """The earliest deadline among the waiting."""
         return min((ticket.deadline for ticket in self._waiting), default=None)
 
-    def predicted_wait(self) -> float | None:
-        """Seconds until a ticket that came now, behind all others, would be admitted; None = nothing ended yet."""
+    def ahead(self, ticket: Ticket) -> int:
+        """How many of those that wait enter before this one, whether it waits already or would come now."""
+        return self._waiting.ahead(ticket) if self._waiting else 0
+
+    def predicted_wait(self, now: float, ahead: int | None = None) -> float | None:
+        """Seconds until a ticket with ``ahead`` others before it would be admitted; None = nothing ended yet.
+
+        Args:
+            ahead: default: all that wait.
+        """
         if self._service_s is None or self.capacity <= 0:
             return None
-        free = max(0, self.capacity - len(self._running))
-        ahead = max(0, len(self._waiting) + 1 - free)
-        return ahead * self._service_s / self.capacity
+        places = max(1, self._places())
+        free = max(0, self._places() - len(self._running))
+        before = max(0, (len(self._waiting) if ahead is None else ahead) + 1 - free)
+        if not before:
+            return 0.0
+        # Nothing ends any more when the nodes have stalled; then those that run show how long it takes at least.
+        age = sum(now - since for since, _ in self._running.values()) / max(1, len(self._running))
+        return before * max(self._service_s, age) / places
+
+    def _door(self, ticket: Ticket, now: float) -> tuple[DroppedReason | None, Ticket | None]:
+        """Why it may not enter, and who would have to make room for it."""
+        if self._closed:
+            return DroppedReason.SHUTTING_DOWN, None
+        if self.capacity <= 0:
+            return DroppedReason.NO_ENDPOINTS, None
+        if ticket.deadline <= now:
+            return DroppedReason.TTL_EXPIRED, None
+        if len(self._running) < self._places():
+            return None, None
+        crowds = self._crowds(ticket, now)
+        if len(self._waiting) < self.limit and not crowds:
+            return None, None
+        victim = self._waiting.shed(ticket.band if ticket.sheddable else None, ticket.tenant if crowds else None)
+        return (None, victim) if victim is not None else (DroppedReason.SATURATED, None)
+
+    def _crowds(self, ticket: Ticket, now: float) -> bool:
+        """Whether its tenant has more than its share of the queue while others come too."""
+        mine = self._waiting.of_tenant(ticket.tenant)
+        if mine < CROWD * max(0, self.limit - len(self._waiting)):
+            return False
+        return mine > 0 and any(t != ticket.tenant and now - at < REMEMBERED_S for t, at in self._tenants.items())
+
+    def _remember(self, ticket: Ticket, now: float) -> None:
+        self._tenants.pop(ticket.tenant, None)
+        self._tenants[ticket.tenant] = now
+        if len(self._tenants) > REMEMBERED:
+            del self._tenants[next(iter(self._tenants))]
+
+    def _places(self) -> int:
+        return self.capacity if self._ceiling is None else min(self.capacity, self._ceiling)
+
+    def _raise_ceiling(self, now: float) -> list[Ticket]:
+        if self._ceiling is not None:
+            self._ceiling = max(self._ceiling, len(self._running)) + 1
+            if self._ceiling >= self.capacity:
+                self._ceiling = None
+        return self._admit(now)
 
     def _admit(self, now: float) -> list[Ticket]:
         """Fill the free places. Called whenever one became free, so that a place is never free while somebody in
         time waits."""
         admitted = []
-        while len(self._running) < self.capacity and (ticket := self._waiting.take(now)):
-            self._running[ticket.id] = now
+        while len(self._running) < self._places() and (ticket := self._waiting.take(now)):
+            self._running[ticket.id] = (now, ticket)
             admitted.append(ticket)
         return admitted
-
-    def _refused(self, ticket: Ticket, reason: DroppedReason) -> Offer:
-        wait = self.predicted_wait() if reason.contended else None
-        return Offer(Outcome.REFUSED, (Refusal(ticket, reason, wait),))

@@ -1,8 +1,9 @@
-"""The order in which waiting tickets are served: priority, then tenants in turn, then earliest deadline."""
+"""The order in which waiting tickets are served: bands, in a band the tenants in turn, of a tenant the most urgent."""
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,7 +17,9 @@ class Ticket:
         deadline: when it must have been admitted, seconds of the host's monotonic clock.
         priority: higher is more important.
         tenant: who asks.
-        arrived: same clock as ``deadline``; of two equal deadlines the earlier arrival is served first.
+        arrived: same clock as ``deadline``; of two equally urgent tickets the earlier arrival is served first.
+        rank: as :meth:`pdhub.api.policy.AdmissionOrder.rank` gives it; empty = by priority, then deadline.
+        sheddable: may be refused for another; None = if its priority is negative.
     """
 
     id: str
@@ -24,18 +27,32 @@ class Ticket:
     priority: int = 0
     tenant: str = "default-flow"
     arrived: float = 0.0
+    rank: tuple[float, ...] = ()
+    sheddable: bool | None = None
+    band: float = field(init=False, repr=False, compare=False)
+    urgency: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        rank = self.rank or (float(-self.priority), self.deadline)
+        band, *rest = (math.inf if math.isnan(number) else float(number) for number in rank)
+        object.__setattr__(self, "band", band)
+        object.__setattr__(self, "urgency", (*rest, self.arrived))
+        if self.sheddable is None:
+            object.__setattr__(self, "sheddable", self.priority < 0)
 
 
 @dataclass(slots=True)
 class Bands:
-    """Waiting tickets by priority (a band each), by tenant, by deadline.
+    """Waiting tickets by band, by tenant, by urgency.
 
     A tenant that was served goes behind the band's other tenants, and a new one joins at the end, so that one with
     many requests delays the others by one turn at most.
     """
 
     _tickets: dict[str, Ticket] = field(default_factory=dict)
-    _bands: dict[int, dict[str, list[Ticket]]] = field(default_factory=dict)
+    _bands: dict[float, dict[str, list[Ticket]]] = field(default_factory=dict)
+    _order: list[float] = field(default_factory=list)
+    _tenants: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -46,28 +63,39 @@ class Bands:
     def __iter__(self) -> Iterator[Ticket]:
         return iter(tuple(self._tickets.values()))
 
+    def of_tenant(self, tenant: str) -> int:
+        """How many of this tenant wait."""
+        return self._tenants.get(tenant, 0)
+
     def add(self, ticket: Ticket) -> None:
         """Its id must not be here yet."""
         self._tickets[ticket.id] = ticket
-        tenants = self._bands.setdefault(ticket.priority, {})
-        bisect.insort(tenants.setdefault(ticket.tenant, []), ticket, key=_urgency)
+        self._tenants[ticket.tenant] = self.of_tenant(ticket.tenant) + 1
+        if ticket.band not in self._bands:
+            self._bands[ticket.band] = {}
+            bisect.insort(self._order, ticket.band)
+        bisect.insort(self._bands[ticket.band].setdefault(ticket.tenant, []), ticket, key=_urgency)
 
     def remove(self, ticket_id: str) -> Ticket | None:
         """Take one out, wherever it stands; None if it is not here."""
         ticket = self._tickets.pop(ticket_id, None)
         if ticket is not None:
-            tenants = self._bands[ticket.priority]
+            self._tenants[ticket.tenant] -= 1
+            if not self._tenants[ticket.tenant]:
+                del self._tenants[ticket.tenant]
+            tenants = self._bands[ticket.band]
             tenants[ticket.tenant].remove(ticket)
             if not tenants[ticket.tenant]:
                 del tenants[ticket.tenant]
             if not tenants:
-                del self._bands[ticket.priority]
+                del self._bands[ticket.band]
+                del self._order[bisect.bisect_left(self._order, ticket.band)]
         return ticket
 
     def take(self, now: float) -> Ticket | None:
         """The next one that is still in time; late ones stay for whoever refuses them."""
-        for priority in sorted(self._bands, reverse=True):
-            tenants = self._bands[priority]
+        for band in self._order:
+            tenants = self._bands[band]
             for tenant, queue in tenants.items():
                 ticket = next((ticket for ticket in queue if ticket.deadline > now), None)
                 if ticket is not None:
@@ -77,13 +105,42 @@ class Bands:
                     return ticket
         return None
 
-    def last(self) -> Ticket | None:
-        """The one to give up for a more important one: lowest priority, then latest deadline."""
-        if not self._bands:
-            return None
-        tenants = self._bands[min(self._bands)]
-        return max((queue[-1] for queue in tenants.values()), key=_urgency)
+    def ahead(self, ticket: Ticket) -> int:
+        """How many of those that wait enter before this one, whether it waits already or would come now."""
+        better = bisect.bisect_left(self._order, ticket.band)
+        count = sum(len(queue) for band in self._order[:better] for queue in self._bands[band].values())
+        tenants = self._bands.get(ticket.band, {})
+        place = bisect.bisect_left(tenants.get(ticket.tenant, ()), _urgency(ticket), key=_urgency)
+        mine = ticket.tenant in tenants
+        for tenant, queue in tenants.items():
+            if tenant == ticket.tenant:
+                count += place
+                mine = False  # tenants behind in the turn are passed once less often
+            else:
+                count += min(len(queue), place + (1 if mine or ticket.tenant not in tenants else 0))
+        return count
+
+    def shed(self, band: float | None, tenant: str | None = None) -> Ticket | None:
+        """The one to refuse in favour of another: sheddable, of the last band, of the tenant that has most waiting
+        there, its least urgent. None if there is none.
+
+        Args:
+            band: only one of a later band than this; None = of any.
+            tenant: only one of this tenant; None = of any.
+        """
+        for last in reversed(self._order):
+            if band is not None and last <= band:
+                return None
+            found = [
+                (len(queue), _urgency(ticket), ticket)
+                for name, queue in self._bands[last].items()
+                if tenant in (None, name)
+                and (ticket := next((t for t in reversed(queue) if t.sheddable), None)) is not None
+            ]
+            if found:
+                return max(found, key=lambda entry: entry[:2])[2]
+        return None
 
 
-def _urgency(ticket: Ticket) -> tuple[float, float, str]:
-    return ticket.deadline, ticket.arrived, ticket.id
+def _urgency(ticket: Ticket) -> tuple[tuple[float, ...], str]:
+    return ticket.urgency, ticket.id

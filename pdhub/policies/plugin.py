@@ -9,7 +9,18 @@ from pydantic import BaseModel
 
 from pdhub.api.hooks import hookimpl
 from pdhub.api.plugin import NoConfig, PolicyPart, PolicySpec, Stability
-from pdhub.policies import affinity, filters, power_of_two, prefill, round_robin, scorers, slo, slo_threshold, weighted
+from pdhub.policies import (
+    affinity,
+    filters,
+    orders,
+    power_of_two,
+    prefill,
+    round_robin,
+    scorers,
+    slo,
+    slo_threshold,
+    weighted,
+)
 
 
 def _spec(
@@ -18,7 +29,7 @@ def _spec(
     return PolicySpec(name=name, summary=summary, config=config, stability=Stability.BETA, part=part, factory=factory)
 
 
-POLICY, FILTER, SCORER = PolicyPart.POLICY, PolicyPart.FILTER, PolicyPart.SCORER
+POLICY, FILTER, SCORER, ADMISSION = PolicyPart.POLICY, PolicyPart.FILTER, PolicyPart.SCORER, PolicyPart.ADMISSION
 
 
 @hookimpl
@@ -78,4 +89,9 @@ def pdhub_register_policies() -> list[PolicySpec]:
             SCORER, "prefix_affinity", affinity.PrefixAffinityConfig, affinity.PrefixAffinityScorer,
             "The node that saw most of the prompt's beginning.",
         ),
+        _spec(
+            ADMISSION, orders.PRIORITY_DEADLINE, orders.OrderConfig, orders.PriorityDeadline,
+            "The more important first, tenants in turn, of equals the most urgent.",
+        ),
+        _spec(ADMISSION, orders.FIFO, orders.OrderConfig, orders.Fifo, "As they came."),
     ]  # fmt: skip

@@ -164,6 +164,7 @@ class Attempt:
             self._held = False
             raise
         self._leg = dataclasses.replace(self._leg, claim=claim)
+        self._context.gate.entered(self._choice.pool.name, self._flight.id)
 
     async def _prefill(self) -> None:
         instance, client = self._choice.prefill, self._choice.pool.client
@@ -209,6 +210,7 @@ class Attempt:
         if self._held:
             wait_s = self._leg.budget_s + context.plan.config.router.idle_timeout_s
         reply = await context.caller.open(node, call, self._request, self._headers, wait_s)
+        context.gate.entered(pool.name, self._flight.id)
         answer = Answerer(
             context.caller, node, self._request, self._flight, sink, context.shown(self._flight), context.clock, wait_s
         )

@@ -111,10 +111,10 @@ class Fleet:
         """Tokens came from it."""
         self._picture.moved(endpoint)
 
-    def snapshot(self, now: float, inside: str | None = None) -> Snapshot:
+    def snapshot(self, now: float, inside: str | None = None, ahead: Mapping[str, int] | None = None) -> Snapshot:
         """The current picture; the same object until something changes. ``inside``: a pool that has let the request
-        in, so that nobody who waits there is ahead of it."""
-        return self._picture.snapshot(now, inside)
+        in, so that nobody who waits there is ahead of it; ``ahead``: how many are, elsewhere (None = all)."""
+        return self._picture.snapshot(now, inside, ahead)
 
     def predict(self, request: RequestView, pool: str, node: str, now: float) -> Prediction:
         """What a request that need not wait in the pool's queue would see there."""

@@ -5,24 +5,21 @@ from __future__ import annotations
 from pdhub.api.errors import AdmissionRejected, InvalidRequest, LayoutMismatch, RequestError, TransferFailed
 from pdhub.api.policy import Decision, Reason
 from pdhub.api.request import RequestView
-from pdhub.core.admission import DroppedReason, Ticket
 from pdhub.router import sampling as sampling_rules
 from pdhub.router import shadow
 from pdhub.router.attempt import Attempt, Choice
 from pdhub.router.breaker import acquire_all
 from pdhub.router.context import Context
+from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import no_endpoints
-from pdhub.router.fleet import Pool, sampling_defaults
+from pdhub.router.fleet import Pool, fits, sampling_defaults
 from pdhub.router.flight import Flight
-from pdhub.router.gate import rejection
+from pdhub.router.line import Line
 from pdhub.router.nobody import nobody
 from pdhub.router.openai import ClientRequest
 from pdhub.router.prefills import choose_prefill
 from pdhub.router.sink import Sink
 from pdhub.router.view import view_of
-
-POLL_S = 0.05
-"""Between two looks at busy nodes: another router may have freed one, and says nothing."""
 
 CONTEXT_CODE = "context_length_exceeded"
 
@@ -42,6 +39,7 @@ class Journey:
         target = flight.slo.ttft_ms
         budget = flight.rules.admission.default_budget_s if target is None else target / 1000
         self._deadline = flight.arrived + budget
+        self._line = Line(context, flight, self._view, self._deadline)
         self._tried: set[str] = set()
         self._tried_prefills: set[str] = set()
         self._widest = 0
@@ -57,8 +55,8 @@ class Journey:
                 compared = True
                 shadow.compare(self._context, self._flight.rules.policy, self._view, decision)
             if not nodes:
-                raise self._error or nobody(decision, self._request, self._context.fleet)
-            pool = self._context.fleet.pools[nodes[0][0]]
+                raise self._nobody(decision)
+            pool = self._context.fleet.pools[self._line.door(nodes)]
             if await self._in_pool(pool):
                 return
 
@@ -66,7 +64,7 @@ class Journey:
         """The policy's order, without what was tried. ``inside``: the pool that has let the request in."""
         context = self._context
         now = context.clock()
-        snapshot = context.fleet.snapshot(now, inside)
+        snapshot = self._line.snapshot(now, inside)
         flight = self._flight
         decision = flight.decision = flight.rules.policy.choose(self._view, snapshot, now, context.rng)
         flight.entry = context.decisions.note(flight.entry, self._view, decision, flight.rules.version)
@@ -78,27 +76,26 @@ class Journey:
         return decision, nodes
 
     async def _in_pool(self, pool: Pool) -> bool:
-        """Wait for a place in the pool and use it. False: look elsewhere, the pool's nodes are used up."""
-        gate, flight = self._context.gate, self._flight
-        view = self._view
-        ticket = Ticket(flight.id, self._deadline, view.priority, view.tenant, flight.arrived)
-        flight.pool = pool.name
-        since = self._context.clock()
-        await gate.enter(pool.name, ticket)
-        flight.queued_s += self._context.clock() - since
+        """Wait for a place in the pool and use it. False: look elsewhere."""
         served = False
         try:
-            served = await self._use_place(pool)
+            served = await self._line.enter(pool.name, self._elsewhere) and await self._use_place(pool)
             return served
         finally:
-            gate.leave(pool.name, ticket.id, served=served)
+            self._line.leave(served=served)
+
+    def _elsewhere(self, pool: str) -> bool:
+        """Asked while it waits: should it wait at another pool? Raises if nobody is left, or the policy sheds it."""
+        decision, nodes = self._choose()
+        if not nodes:
+            raise self._nobody(decision)
+        return self._line.door(nodes) != pool
 
     async def _use_place(self, pool: Pool) -> bool:
-        context = self._context
         while True:
             decision, nodes = self._choose(pool.name)
             mine = [node for name, node in nodes if name == pool.name]
-            if not mine or nodes[0][0] != pool.name:
+            if not mine or self._line.door(nodes, pool.name) != pool.name:
                 return False
             busy: AdmissionRejected | None = None
             for node in mine:
@@ -107,18 +104,21 @@ class Journey:
                     if await self._attempt(pool, node):
                         return True
                 except AdmissionRejected as error:
-                    if not error.contended:
+                    if not error.contended or self._sink.started:
                         raise
                     busy = error
                 if self._widest >= pool.capabilities.max_context:
                     return False
-            if busy is None:
-                continue  # every one of them was tried and is out; the next look says what is left
-            since = context.clock()
-            if since + POLL_S > self._deadline:
-                raise rejection(DroppedReason.TTL_EXPIRED, busy.retry_after_s)
-            await context.gate.wait_freed(pool.name, POLL_S)
-            self._flight.queued_s += context.clock() - since
+            # If none was busy, all were tried and are out: the next look says what is left.
+            if busy and not await self._line.busy(pool.name, self._elsewhere, busy.retry_after_s):
+                return False
+
+    def _nobody(self, decision: Decision) -> RequestError:
+        if self._error is not None:
+            return self._error
+        waits = [self._context.gate.predicted_wait(name) for name in self._context.fleet.pools]
+        known = [wait for wait in waits if wait is not None]
+        return nobody(decision, self._request, self._context.fleet, min(known, default=None))
 
     async def _attempt(self, pool: Pool, node: str) -> bool:
         """One attempt on one node. False: it is out for this request. Raises AdmissionRejected if it is busy."""
@@ -129,8 +129,9 @@ class Journey:
         flight.node, flight.prefill = node, choice.prefill.name if choice.prefill else None
         now = context.clock()
         predicted = context.fleet.predict(self._view, pool.name, node, now)
+        left = self._deadline - now
         attempt = Attempt(
-            context, choice, self._request, self._view, self._sampling, flight, self._deadline - now, predicted
+            context, choice, self._request, self._view, self._sampling, flight, left, predicted, self._rebind
         )
         flight.attempts += 1
         try:
@@ -141,7 +142,7 @@ class Journey:
             flight.attempts -= 1
             if error.contended:
                 raise
-            self._out(choice, attempt, error)
+            self._out(attempt, error)
             return False
         except InvalidRequest as error:
             if error.code != CONTEXT_CODE or self._sink.started:
@@ -154,15 +155,16 @@ class Journey:
             late = context.clock() > self._deadline
             if self._sink.started or late or self._failures > context.plan.config.router.retries:
                 raise
-            self._out(choice, attempt, error)
+            self._out(attempt, error)
             flight.restart()
             context.metrics.retries.labels(pool.name).inc()
             return False
         return True
 
-    def _out(self, choice: Choice, attempt: Attempt, error: RequestError) -> None:
+    def _out(self, attempt: Attempt, error: RequestError) -> None:
         """Never the same one again."""
         self._error = error
+        choice = attempt.choice
         if choice.prefill is not None and attempt.at is choice.prefill and not isinstance(error, TransferFailed):
             self._tried_prefills.add(choice.prefill.name)
         else:
@@ -192,10 +194,35 @@ class Journey:
             return None
         return Choice(pool, node, prefill)
 
+    def _rebind(self, choice: Choice) -> Endpoint | None:
+        """The decode node once more, from fresh views; None = the one that it has. The pool and the prefill instance
+        are settled: the KV lies there, in the pool's layout."""
+        assert choice.prefill is not None
+        context, flight, old = self._context, self._flight, choice.node
+        decision, nodes = self._choose(choice.pool.name)
+        for pool, name in nodes:
+            if pool != choice.pool.name:
+                continue
+            node = choice.pool.nodes[name]
+            if node is old:
+                break
+            if not fits(choice.prefill, choice.pool.client.accepts(node.info)):
+                continue
+            if not acquire_all([node.breaker, context.fleet.pair(choice.prefill.name, name)], context.clock()):
+                continue
+            old.breaker.neutral()
+            context.fleet.pair(choice.prefill.name, old.name).neutral()
+            flight.node, flight.reason = name, self._reason(decision, pool, name)
+            context.metrics.rebound.labels(pool).inc()
+            return node
+        return None
+
     def _reason(self, decision: Decision, pool: str, node: str) -> str:
         first = decision.order[0]
-        if pool != first[0] or (self._failures and node != first[1]):
+        if self._failures and (pool, node) != first:
             return Reason.FALLBACK.value
+        if pool != first[0]:
+            return Reason.SPILL.value if self._error is None else Reason.FALLBACK.value
         return decision.reason.value
 
     def _look(self) -> RequestView:

@@ -27,10 +27,12 @@ _MEMBERS: Mapping[Feature, tuple[str, ...]] = {
 """Where a feature's name is not the member's."""
 
 
-def nobody(decision: Decision, request: ClientRequest, fleet: Fleet) -> RequestError:
-    """The error for a decision without nodes."""
+def nobody(
+    decision: Decision, request: ClientRequest, fleet: Fleet, retry_after_s: float | None = None
+) -> RequestError:
+    """The error for a decision without nodes. ``retry_after_s``: when a place may be free, if one is missing."""
     if decision.reason is Reason.SHED:
-        return rejection(DroppedReason.EVICTED_PRIORITY)
+        return rejection(DroppedReason.SATURATED, retry_after_s, shed=True)
     if decision.reason is Reason.FILTERED:
         return no_endpoints("the routing policy leaves no node for this request")
     if decision.reason is not Reason.NO_CAPABLE_POOL or not decision.candidates:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 UNKNOWN_LOAD = EngineLoad()
 
+PLACES = 64
+"""So many places in the queues have a picture of their own at a time."""
+
 
 class Picture:
     """Args:
@@ -39,7 +42,7 @@ class Picture:
         self._waiting = waiting
         self._version = 0
         self._snapshot: Snapshot | None = None
-        self._inside: dict[str, Snapshot] = {}
+        self._places: dict[tuple[tuple[str, int], ...], Snapshot] = {}
         self._queued: Mapping[str, int] = {}
         self._table = LatencyTable()
         self._nodes: dict[str, NodeView] = {}
@@ -61,11 +64,12 @@ class Picture:
         """Tokens came from it: seen in the next picture, but no reason for one."""
         self._moved.add(endpoint.name)
 
-    def snapshot(self, now: float, inside: str | None = None) -> Snapshot:
+    def snapshot(self, now: float, inside: str | None = None, ahead: Mapping[str, int] | None = None) -> Snapshot:
         """The current picture; the same object until something changes.
 
         Args:
             inside: a pool that has let the request in: those in its queue wait behind it.
+            ahead: of those that wait in front of each pool, how many enter before the request; None = all.
         """
         table, queued = self._latency.freeze(now), self._waiting()
         late = self._stale_at is not None and now >= self._stale_at
@@ -77,12 +81,18 @@ class Picture:
                 self._moved.clear()
             self._table, self._queued = table, queued
             self._snapshot = self._draw(now)
-            self._inside.clear()
-        if inside is None or not queued.get(inside):
+            self._places.clear()
+        if not any(queued.values()):
             return self._snapshot
-        if inside not in self._inside:
-            self._inside[inside] = _without_queue(self._snapshot, inside)
-        return self._inside[inside]
+        seen = {pool: 0 if pool == inside else count for pool, count in (ahead or queued).items()}
+        other = tuple((pool, seen.get(pool, count)) for pool, count in queued.items() if seen.get(pool, count) != count)
+        if not other:
+            return self._snapshot
+        if other not in self._places:
+            if len(self._places) >= PLACES:
+                self._places.clear()
+            self._places[other] = _with_queues(self._snapshot, dict(other))
+        return self._places[other]
 
     def _draw(self, now: float) -> Snapshot:
         for pool in self._pools.values():
@@ -147,9 +157,11 @@ class Picture:
         )
 
 
-def _without_queue(snapshot: Snapshot, name: str) -> Snapshot:
+def _with_queues(snapshot: Snapshot, queued: Mapping[str, int]) -> Snapshot:
     pools = [
-        replace(pool, nodes=tuple([replace(node, queued=0) for node in pool.nodes])) if pool.name == name else pool
+        replace(pool, nodes=tuple([replace(node, queued=queued[pool.name]) for node in pool.nodes]))
+        if pool.name in queued
+        else pool
         for pool in snapshot.pools
     ]
     return replace(snapshot, pools=tuple(pools))

@@ -7,8 +7,9 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import cast
 
-from pdhub.api.policy import Policy
+from pdhub.api.policy import AdmissionOrder, Policy
 from pdhub.config.build import Plan
 from pdhub.config.models import AdmissionConfig, Config
 from pdhub.core.slo_classes import Classes
@@ -23,7 +24,8 @@ class Rulebook:
     """Args:
     policy: the composed policy. prefill: the one that chooses prefill instances. Only these two learn.
     version: of the configuration's two sections; equal content has an equal version.
-    classes: how targets are read. headers: those that rules look at. since_s: epoch seconds when it was made.
+    classes: how targets are read. headers: those that rules look at.
+    order: of those that wait for a place. since_s: epoch seconds when it was made.
     """
 
     policy: Composed
@@ -32,6 +34,7 @@ class Rulebook:
     classes: Classes
     headers: Collection[str]
     admission: AdmissionConfig
+    order: AdmissionOrder
     since_s: float
 
 
@@ -44,6 +47,7 @@ def rulebook(plan: Plan) -> Rulebook:
         classes=plan.classes,
         headers=plan.routing.headers,
         admission=plan.config.admission,
+        order=cast(AdmissionOrder, plan.order.spec.factory(plan.order.config)),
         since_s=time.time(),
     )
 

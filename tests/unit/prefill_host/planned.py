@@ -44,6 +44,7 @@ def make_plan(
         registry=None,  # type: ignore[arg-type]
         transport=Resolved(transport, transport.config()),
         policy=None,  # type: ignore[arg-type]
+        order=None,  # type: ignore[arg-type]
         routing=None,  # type: ignore[arg-type]
         classes=None,  # type: ignore[arg-type]
         launcher=None,  # type: ignore[arg-type]

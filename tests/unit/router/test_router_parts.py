@@ -1,4 +1,4 @@
-"""Small parts: refusals, results of prefill, ids, records, errors, the gate, the janitor."""
+"""Small parts: refusals, results of prefill, ids, records, errors, the janitor."""
 
 import asyncio
 import json
@@ -16,12 +16,10 @@ from pdhub.api import (
     TokenLogprob,
     TransferFailed,
 )
-from pdhub.core.admission import Ticket
 from pdhub.router.breaker import Breaker
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import BodyTooLarge, LandingTooSmall, Refused, UpstreamTimeout, event_of, reply_of, status_of
 from pdhub.router.flight import Flight, new_id, safe_id
-from pdhub.router.gate import Gate
 from pdhub.router.janitor import Janitor
 from pdhub.router.refusal import classify, from_event
 from pdhub.router.result import read_result
@@ -151,45 +149,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-async def test_the_gate_wakes_refuses_and_forgets():
-    clock = Clock()
-    gate = Gate(["p"], 1, clock)
-    with pytest.raises(AdmissionRejected) as nobody:
-        await gate.enter("p", Ticket("a", 10.0))
-    assert not nobody.value.contended
-    gate.resize("p", 1)
-    await gate.enter("p", Ticket("a", 10.0))
-    second = asyncio.create_task(gate.enter("p", Ticket("b", 10.0)))
-    await asyncio.sleep(0)
-    assert gate.waiting() == {"p": 1}
-    with pytest.raises(AdmissionRejected) as full:
-        await gate.enter("p", Ticket("c", 10.0))
-    assert full.value.contended
-    more_important = asyncio.create_task(gate.enter("p", Ticket("d", 10.0, priority=1)))
-    await asyncio.sleep(0)
-    with pytest.raises(AdmissionRejected):
-        await second
-    gate.leave("p", "a", served=True)
-    await more_important
-    gone = asyncio.create_task(gate.enter("p", Ticket("e", 10.0)))
-    await asyncio.sleep(0)
-    gone.cancel()
-    await asyncio.gather(gone, return_exceptions=True)
-    assert gate.waiting() == {"p": 0}
-    gate.leave("p", "d", served=False)
-    await gate.enter("p", Ticket("f", -5.0))  # with a free place a target in the past waits for nothing
-    late = asyncio.create_task(gate.enter("p", Ticket("g", 0.02)))
-    with pytest.raises(AdmissionRejected) as expired:
-        await late
-    assert expired.value.reason == "rejected-ttl-expired"
-    waits = asyncio.create_task(gate.enter("p", Ticket("h", 10.0)))
-    await asyncio.sleep(0)
-    gate.close()
-    with pytest.raises(AdmissionRejected) as closed:
-        await waits
-    assert not closed.value.contended
 
 
 async def test_the_janitor_waits_for_the_claim_and_is_bounded():
