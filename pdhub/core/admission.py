@@ -206,21 +206,20 @@ class AdmissionQueue:
         return self._waiting.ahead(ticket) if self._waiting else 0
 
     def predicted_wait(self, now: float, ahead: int | None = None) -> float | None:
-        """Seconds until a ticket with ``ahead`` others before it would be admitted; None = nothing ended yet.
+        """Seconds until a ticket with ``ahead`` others before it would be admitted; None = unknown.
 
         Args:
             ahead: default: all that wait.
         """
-        if self._service_s is None or self.capacity <= 0:
-            return None
         places = max(1, self._places())
         free = max(0, self._places() - len(self._running))
         before = max(0, (len(self._waiting) if ahead is None else ahead) + 1 - free)
-        if not before:
-            return 0.0
         # Nothing ends any more when the nodes have stalled; then those that run show how long it takes at least.
         age = sum(now - since for since, _ in self._running.values()) / max(1, len(self._running))
-        return before * max(self._service_s, age) / places
+        service = max(self._service_s or 0.0, age)
+        if self.capacity <= 0 or (self._service_s is None and not service):
+            return None
+        return before * service / places
 
     def _door(self, ticket: Ticket, now: float) -> tuple[DroppedReason | None, Ticket | None]:
         """Why it may not enter, and who would have to make room for it."""

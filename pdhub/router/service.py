@@ -62,6 +62,8 @@ class Service:
         except Exception as error:  # noqa: BLE001  every end of a request is an answer
             shown = self._explain(error, flight)
             outcome, code = outcome_of(shown), code_of(shown)
+            if isinstance(shown, AdmissionRejected) and shown.reason:
+                self._context.metrics.refused.labels(flight.pool or "", shown.reason).inc()
             await self._fail(shown, flight, sink)
         finally:
             self._finish(flight, outcome, code)

@@ -18,6 +18,7 @@ from pdhub.api.errors import (
     RequestCancelled,
     TransferFailed,
 )
+from pdhub.api.policy import Reason
 from pdhub.api.request import RequestRecord
 from pdhub.core.latency import Calibration
 from pdhub.core.latency import Metric as LatencyMetric
@@ -34,7 +35,7 @@ _CODES = frozenset(
     )
 ) | {
     "busy", "no_endpoints", "context_length_exceeded", "request_too_large", "upstream_timeout", "request_timeout",
-    "internal_error", "queue_full", "queue_timeout",
+    "internal_error", "queue_full", "queue_timeout", "shed",
 }  # fmt: skip
 
 
@@ -100,6 +101,15 @@ class RouterMetrics:
         self.retries = Counter("pdhub_router_retries_total", "Attempts after a failed one.", ["pool"], registry=r)
         self.cancels = Counter("pdhub_router_cancels_total", "Cancel calls.", ["result"], registry=r)
         self.reclaims = Counter("pdhub_router_reclaims_total", "Landings claimed again, larger.", registry=r)
+        self.refused = Counter(
+            "pdhub_router_refused_total", "Requests refused, by the reason told.", ["pool", "reason"], registry=r
+        )
+        self.spilled = Counter(
+            "pdhub_router_spilled_total",
+            "Requests served by another pool than the policy's first.",
+            ["pool"],
+            registry=r,
+        )
         self.prefill_failures = Counter(
             "pdhub_router_prefill_failures_total", "Failed prefill legs.", ["prefill"], registry=r
         )
@@ -192,6 +202,8 @@ class RouterMetrics:
             self.decisions.labels(record.pool or "", record.reason, rule or "").inc()
         pool = record.pool or ""
         code = record.error_code or ""
+        if record.reason == Reason.SPILL and record.outcome == "ok":
+            self.spilled.labels(pool).inc()
         self.requests.labels(pool, record.outcome, code if not code or code in _CODES else "other").inc()
         if record.ttft_ms is not None:
             self.ttft.labels(pool).observe(record.ttft_ms / 1000)
