@@ -22,6 +22,7 @@ from pdhub.api.request import RequestRecord, RequestView
 from pdhub.policies.candidates import Candidates
 from pdhub.policies.capable import sift
 from pdhub.policies.draw import mix, seed_of, unit
+from pdhub.policies.instances import Instances
 from pdhub.policies.prefill import PrefillChoice, PrefillChoiceConfig
 from pdhub.policies.ranking import Filters, Key, Nodes, Ranked, Scorers
 from pdhub.policies.routing import Routing, Rule
@@ -37,19 +38,21 @@ class Composable(Protocol):
     def routing(self) -> Routing: ...
 
 
-def compose(plan: Composable) -> Composed:
-    """A fresh policy, which has learned nothing yet.
+def compose(plan: Composable, instances: Instances | None = None) -> Composed:
+    """The policy. Without ``instances`` a fresh one, which has learned nothing yet.
 
     Raises:
         Whatever a plugin's factory raises: ConfigError for options that it cannot use.
     """
-    return Composed(plan.routing)
+    return Composed(plan.routing, instances or Instances())
 
 
-def compose_prefill(plan: Composable) -> Policy:
+def compose_prefill(plan: Composable, instances: Instances | None = None) -> Policy:
     """The policy that chooses prefill instances: of a snapshot whose pools have the role ``prefill``."""
     part = plan.routing.prefill
-    return PrefillChoice(PrefillChoiceConfig()) if part is None else cast(Policy, part.spec.factory(part.config))
+    if part is None:
+        return PrefillChoice(PrefillChoiceConfig())
+    return cast(Policy, (instances or Instances()).make(part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,11 @@ class _Group:
 class _Rule:
     """A rule and its plugins."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule, instances: Instances) -> None:
         self.name = rule.name
         self.match = rule.match
-        self.filters = Filters(rule.filters)
-        self.scorers = Scorers(rule.scorers)
+        self.filters = Filters(rule.filters, instances)
+        self.scorers = Scorers(rule.scorers, instances)
         self.directs = bool(rule.pools or rule.weights or rule.scorers)
         self.reason = Reason.WEIGHT if rule.weights else Reason.RULE
         self._rule = rule
@@ -94,14 +97,14 @@ class _Rule:
 class Composed(Policy):
     """Made by :func:`compose`. ``shadow``: the policy that is only asked, never followed; None = there is none."""
 
-    def __init__(self, routing: Routing) -> None:
+    def __init__(self, routing: Routing, instances: Instances) -> None:
         base = routing.base
         self.name = base.name
-        self.shadow = Composed(routing.shadow) if routing.shadow is not None else None
-        self._base = cast(Policy, base.spec.factory(base.config))
-        self._filters = Filters(routing.filters)
-        self._scorers = Scorers(routing.scorers)
-        self._rules = [_Rule(rule) for rule in routing.rules]
+        self.shadow = Composed(routing.shadow, instances) if routing.shadow is not None else None
+        self._base = cast(Policy, instances.make(base))
+        self._filters = Filters(routing.filters, instances)
+        self._scorers = Scorers(routing.scorers, instances)
+        self._rules = [_Rule(rule, instances) for rule in routing.rules]
         self._reserve = routing.fallback
         self._plain = not (routing.filters or routing.scorers or routing.fallback)
 

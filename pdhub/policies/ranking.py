@@ -9,6 +9,7 @@ from typing import cast
 
 from pdhub.api.policy import Candidate, Filter, NodeView, PoolView, Predictor, Scorer
 from pdhub.api.request import RequestRecord, RequestView
+from pdhub.policies.instances import Instances
 from pdhub.policies.routing import Part
 
 Nodes = Sequence[tuple[PoolView, NodeView]]
@@ -18,8 +19,8 @@ Key = tuple[str, str]
 class Filters:
     """In order; the first that drops a node is its reason."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self._filters = [(part, cast(Filter, part.spec.factory(part.config))) for part in parts]
+    def __init__(self, parts: Iterable[Part], instances: Instances) -> None:
+        self._filters = [(part, cast(Filter, instances.make(part))) for part in parts]
 
     def __bool__(self) -> bool:
         return bool(self._filters)
@@ -56,8 +57,8 @@ class Ranked:
 class Scorers:
     """The weighted mean of what all of them say."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self._scorers = [(part, cast(Scorer, part.spec.factory(part.config))) for part in parts]
+    def __init__(self, parts: Iterable[Part], instances: Instances) -> None:
+        self._scorers = [(part, cast(Scorer, instances.make(part))) for part in parts]
         self._weight = sum(part.weight for part, _ in self._scorers) or 1.0
 
     def __bool__(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Sequence
 
@@ -14,7 +15,9 @@ log = logging.getLogger("pdhub.router")
 
 
 def run(config_path: str, overrides: Sequence[str] = ()) -> int:
-    """Serve until SIGTERM or SIGINT, then let open answers end for ``drain_s``; SIGHUP reloads. The exit status.
+    """Serve until SIGTERM or SIGINT, then let open answers end for ``drain_s``. The exit status.
+
+    SIGHUP reloads policy and admission, unless it says that the router's terminal was closed.
 
     Raises:
         ConfigError, PluginError: it cannot start.
@@ -31,15 +34,19 @@ async def _serve(plan: Plan, config_path: str, overrides: Sequence[str]) -> int:
     server = RouterServer(plan, lambda: load_plan(config_path, registry=plan.registry, overrides=overrides))
     await server.start()
     log.info("listening on %s", server.url)
-    reloads: set[asyncio.Task[object]] = set()
-    try:
-        while await signals.get() == signal.SIGHUP:
+    attached, reloads = _terminal(), set[asyncio.Task[object]]()
+
+    async def told_to_stop() -> None:
+        while await signals.get() == signal.SIGHUP and (_terminal() or not attached):
             task: asyncio.Task[object] = asyncio.create_task(server.reloader.reload())
             reloads.add(task)
             task.add_done_callback(reloads.discard)
+
+    try:
+        await told_to_stop()
         log.info("draining; a second signal stops at once")
         ended = asyncio.create_task(server.drain(plan.config.router.drain_s))
-        hurry = asyncio.create_task(signals.get())
+        hurry = asyncio.create_task(told_to_stop())
         await asyncio.wait([ended, hurry], return_when=asyncio.FIRST_COMPLETED)
         for task in (ended, hurry):
             task.cancel()
@@ -47,3 +54,12 @@ async def _serve(plan: Plan, config_path: str, overrides: Sequence[str]) -> int:
     finally:
         await server.close()
     return 0
+
+
+def _terminal() -> bool:
+    """Whether there is a terminal that may close. When it does, SIGHUP means what it meant at first: stop."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True

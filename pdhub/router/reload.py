@@ -91,7 +91,7 @@ class Reloader:
         if self._load is None:
             return self._failed(Result.REFUSED, "this router was not started from a file")
         try:
-            plan, rules = await asyncio.to_thread(self._read, self._load)
+            plan, rules = await asyncio.to_thread(self._read, self._load, context.rules)
         except PDHubError as error:
             return self._failed(Result.INVALID, error.message, error.hint)
         except Exception as error:
@@ -112,9 +112,9 @@ class Reloader:
         return Result.APPLIED, ""
 
     @staticmethod
-    def _read(load: Callable[[], Plan]) -> tuple[Plan, Rulebook]:
+    def _read(load: Callable[[], Plan], live: Rulebook) -> tuple[Plan, Rulebook]:
         plan = load()
-        return plan, rulebook(plan)
+        return plan, rulebook(plan, live)
 
     def _failed(self, result: Result, problem: str, hint: str | None = None) -> tuple[Result, str]:
         rules = self._context.rules

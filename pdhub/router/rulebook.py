@@ -14,6 +14,7 @@ from pdhub.config.build import Plan
 from pdhub.config.models import AdmissionConfig, Config
 from pdhub.core.slo_classes import Classes
 from pdhub.policies.compose import Composed, compose, compose_prefill
+from pdhub.policies.instances import Instances
 
 SECTIONS = ("policy", "admission")
 """Sections of the configuration that can change while the router runs."""
@@ -23,6 +24,7 @@ SECTIONS = ("policy", "admission")
 class Rulebook:
     """Args:
     policy: the composed policy. prefill: the one that chooses prefill instances. Only these two learn.
+    instances: the plugins behind both.
     version: of the configuration's two sections; equal content has an equal version.
     classes: how targets are read. headers: those that rules look at.
     order: of those that wait for a place. since_s: epoch seconds when it was made.
@@ -30,6 +32,7 @@ class Rulebook:
 
     policy: Composed
     prefill: Policy
+    instances: Instances
     version: str
     classes: Classes
     headers: Collection[str]
@@ -38,11 +41,17 @@ class Rulebook:
     since_s: float
 
 
-def rulebook(plan: Plan) -> Rulebook:
-    """A fresh one, whose policies have learned nothing yet. Raises what a plugin's factory raises."""
+def rulebook(plan: Plan, before: Rulebook | None = None) -> Rulebook:
+    """Args:
+        before: the one that it replaces: policies and scorers that are configured as there keep what they learned.
+
+    Raises what a plugin's factory raises.
+    """
+    instances = Instances(before.instances if before is not None else None)
     return Rulebook(
-        policy=compose(plan),
-        prefill=compose_prefill(plan),
+        policy=compose(plan, instances),
+        prefill=compose_prefill(plan, instances),
+        instances=instances,
         version=version_of(plan.config),
         classes=plan.classes,
         headers=plan.routing.headers,

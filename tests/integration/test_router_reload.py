@@ -297,3 +297,29 @@ async def test_a_router_without_a_file_says_so(tmp_path):
     async with world(tmp_path, prefer("a")) as here:
         here.router.reloader._load = None
         assert (await here.router.reloader.reload()).result is Result.REFUSED
+
+
+async def test_what_was_learned_survives_a_reload(tmp_path):
+    affinity = {"type": "prefix_affinity", "config": {"entries": 100}}
+    policy = {"type": "slo", "scorers": [affinity], "rules": [{"name": "all", "pools": ["a", "b"]}]}
+    async with world(tmp_path, policy) as here:
+        long = {**TEXT, "prompt": "the same beginning " * 200}
+        await here.post(long)
+
+        async def share():
+            async with here.http.post(here.url + "/explain", json=long) as reply:
+                rows = (await reply.json())["candidates"]
+            return max(row["scores"].get("prefix_affinity", 0) for row in rows)
+
+        before = await share()
+        assert before > 0.5
+        more = {
+            **policy,
+            "scorers": [{**affinity, "weight": 3}, {"type": "load"}],
+            "slo_classes": {"x": {"tpot_ms": 9}},
+        }
+        assert (await here.reload(policy=more)).result is Result.APPLIED
+        assert await share() == before
+        other = {**affinity, "config": {"entries": 50}}
+        assert (await here.reload(policy={**policy, "scorers": [other]})).result is Result.APPLIED
+        assert await share() == 0

@@ -24,6 +24,7 @@ from pdhub.api import (
 )
 from pdhub.policies.capable import sift
 from pdhub.policies.compose import Composed
+from pdhub.policies.instances import Instances
 from pdhub.policies.match import Match, Range
 from pdhub.policies.plugin import pdhub_register_policies
 from pdhub.policies.routing import Part, Routing, Rule
@@ -139,7 +140,7 @@ REQUESTS = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(routings(), snapshots(), REQUESTS)
 def test_decisions_account_for_everything(routing: Routing, snapshot: Snapshot, request: RequestView) -> None:
-    policy = Composed(routing)
+    policy = Composed(routing, Instances())
     decision = policy.choose(request, snapshot, 100.0, random.Random(1))
 
     every = sorted((p.name, n.name) for p in snapshot.pools for n in p.nodes)
