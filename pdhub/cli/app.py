@@ -229,44 +229,6 @@ def explain(
 
 
 @app.command()
-def explain(
-    config: ConfigFile,
-    request: Annotated[str, typer.Option(help="File with the request's JSON body; - reads standard input.")],
-    header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME: VALUE", help="May be repeated.")
-    ] = None,
-    node: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NODE=STATE", help="A node is down, draining …, or runs so many requests. Repeatable."),
-    ] = None,
-    at: Annotated[str | None, typer.Option(metavar="TIME", help="When it arrives, such as 2026-01-31T22:15.")] = None,
-    set_: Overrides = None,
-    json: AsJson = False,
-) -> None:
-    """Say where a request would go, and why. Nothing is started and nothing is sent.
-
-    \b
-    Examples:
-      pdhub explain configs/policy-slo.yaml --request request.json -H 'x-slo-tpot-ms: 10'
-      pdhub explain my.yaml --request - --node fast-0=down --json < request.json
-    """
-    from pdhub.cli.explained import explained_json, explained_text, read_headers, read_moment, read_request
-    from pdhub.config.build import load_plan
-    from pdhub.router.offline import ID, explain_offline
-
-    headers = read_headers(header or ())
-    explanation = explain_offline(
-        load_plan(config, overrides=set_ or ()),
-        read_request(request),
-        headers,
-        wall_s=read_moment(at),
-        states=node or (),
-        id=headers.get("x-request-id") or ID,
-    )
-    typer.echo(explained_json(explanation) if json else explained_text(explanation))
-
-
-@app.command()
 def quickstart(
     once: Annotated[bool, typer.Option("--once", help="Exit after the table.")] = False,
     prompt: Annotated[str | None, typer.Option(help="Ask this instead of the three built-in prompts.")] = None,

@@ -66,7 +66,7 @@ class PrefixAffinityScorer(Scorer):
 
     def observe(self, record: RequestRecord) -> None:
         holders = [name for name in (record.node, record.prefill) if name is not None]
-        if not holders or record.ttft_ms is None:
+        if not holders or (record.ttft_ms is None and record.outcome != "ok"):
             return  # it computed nothing
         # The longest first: the shared beginning of many prompts ends up as the latest used, and stays longest.
         for digest in reversed(record.prefix):

@@ -155,8 +155,9 @@ def test_a_node_that_leaves_moves_only_its_own_sessions():
         assert home(less, f"s{n}") == before or before == "n4"
 
 
-def seen(scorer, node="n0", prefill=None, prefix=(), **members):
-    scorer.observe(RequestRecord("r", "m", "p", node, prefill, "x", "ok", **{"ttft_ms": 1.0, **members}, prefix=prefix))
+def seen(scorer, node="n0", prefill=None, prefix=(), outcome="ok", **members):
+    record = RequestRecord("r", "m", "p", node, prefill, "x", outcome, **{"ttft_ms": 1.0, **members}, prefix=prefix)
+    scorer.observe(record)
 
 
 def test_prefix_affinity_is_the_share_that_was_seen():
@@ -172,9 +173,11 @@ def test_prefix_affinity_is_the_share_that_was_seen():
 def test_prefix_affinity_learns_from_both_ends_and_only_from_work_done():
     scorer = PrefixAffinityScorer(PrefixAffinityConfig())
     picture = fleet(node("n0", "p"), node("pre", "(prefill)"))
-    seen(scorer, "n0", "pre", prefix=(1,), ttft_ms=None)
+    seen(scorer, "n0", "pre", prefix=(1,), ttft_ms=None, outcome="error")
     assert len(scorer) == 0
     seen(scorer, "n0", "pre", prefix=(1,))
+    seen(scorer, "n1", prefix=(7,), ttft_ms=None)  # an answer in one piece: nobody knows when its first token was there
+    assert len(scorer) == 2
     assert scores(scorer, picture, prefix=(1,)) == {"n0": 1.0, "pre": 1.0}
 
 
