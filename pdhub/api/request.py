@@ -85,6 +85,8 @@ class RequestView:
         session: conversation that the client names; empty if none.
         headers: lower-cased names; only those that rules may match.
         prefix: digests of the prompt's prefixes, shortest first.
+        seen_tokens: of the prompt's, how many begin a prompt that was sent before; a prefix cache may hold them.
+            None = unknown.
         arrived_s: monotonic clock.
         wall_s: the same moment in seconds since the epoch, for rules with a time window; None = unknown.
     """
@@ -105,6 +107,7 @@ class RequestView:
     prefix: tuple[int, ...] = ()
     arrived_s: float = 0.0
     wall_s: float | None = None
+    seen_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ context). Per node a *level*: how much slower or faster than the shape, followed
 that grew stale gives way to wider and older knowledge: node, pool, long run, seed, unknown. Waiting for a slot is not
 learned but counted, from what runs there.
 
-Sans-IO: every time is passed in. One instance for all pools; memory is bounded by the number of nodes.
+Sans-IO: every time is passed in. One instance for all pools; memory is bounded by the number of nodes, and by the
+digests of prompts that it remembers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeGuard
 
@@ -25,6 +26,7 @@ from pdhub.api.request import RequestRecord
 from pdhub.core.latency_errors import Calibration, Errors
 from pdhub.core.latency_lengths import Lengths
 from pdhub.core.latency_level import Level
+from pdhub.core.latency_prefixes import Prefixes
 from pdhub.core.latency_shape import SETTLED, Shape
 from pdhub.core.latency_table import NO_NODE, PREFILL, Factor, LatencyTable, Line, NodeRow, PoolRow
 
@@ -36,6 +38,9 @@ LEAST_MS: Final = 1e-3
 MOST_MS: Final = 1e8
 LEAST_TOKENS: Final = 1e-3
 MOST_TOKENS: Final = 1e8
+
+HIT_SHARE: Final = 0.05
+"""Weight of the newest observation in what prefix caches hold."""
 
 YOUNG: Final = 64
 """While a pool's shape is that young it still moves much: levels of all its nodes are recomputed with it."""
@@ -74,7 +79,8 @@ class Sample:
         at_s: when it was observed, monotonic seconds.
         ttft_ms: from sending it to the node until the first token, without the wait for a slot.
         backlog_tokens: prompt tokens ahead of it at prefill when it was sent.
-        cached_tokens: of the prompt, found in a prefix cache; None = unknown.
+        cached_tokens: of the prompt, found in a prefix cache; None = unknown. seen_tokens: of the prompt, whose
+            beginning was sent before, as :meth:`LatencyModel.seen_tokens` said; None = unknown.
         tpot_ms: per output token. running: requests on the node in that time, this one included.
         context_tokens: mean context in that time; None = ``prompt_tokens``.
         output_tokens: length of the whole answer, if it ended by itself.
@@ -85,6 +91,7 @@ class Sample:
     at_s: float
     prompt_tokens: int = 0
     cached_tokens: int | None = None
+    seen_tokens: int | None = None
     backlog_tokens: int = 0
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -153,8 +160,23 @@ class _Pool:
     lengths: Lengths
     ttft_base: Level = field(default_factory=Level)
     tpot_base: Level = field(default_factory=Level)
+    hit: float = 0.0
+    hits: int = 0
     uncached: float = 1.0
     nodes: dict[str, _Node] = field(default_factory=dict)
+
+    def uncached_of(self, prompt: float, sample: Sample) -> float:
+        """Tokens that had to be computed: told, or guessed. What was told teaches to guess."""
+        seen = None if sample.seen_tokens is None else min(prompt, _tokens(sample.seen_tokens))
+        if sample.cached_tokens is None:
+            return prompt * self.uncached if seen is None else prompt - seen * self.hit
+        cached = min(prompt, _tokens(sample.cached_tokens))
+        if prompt > 0:
+            self.uncached += HIT_SHARE * (1 - cached / prompt - self.uncached)
+        if seen:
+            self.hits += 1
+            self.hit += max(HIT_SHARE, 1 / self.hits) * (min(1.0, cached / seen) - self.hit)
+        return prompt - cached
 
 
 class LatencyModel:
@@ -167,6 +189,7 @@ class LatencyModel:
         self._pools: dict[str, _Pool] = {}
         self._rows: dict[tuple[str, str], NodeRow] = {}
         self._pool_rows: dict[str, PoolRow] = {}
+        self._prefixes = Prefixes()
         self._errors: dict[tuple[str, Metric], Errors] = {}
         self._dirty: dict[str, set[str]] = {}
         self._moved: set[tuple[str, str]] = set()
@@ -183,11 +206,7 @@ class LatencyModel:
         node = self._node(sample.pool, sample.node)
         pool = self._pools[sample.pool]
         prompt = _tokens(sample.prompt_tokens)
-        if sample.cached_tokens is not None and prompt > 0:
-            uncached = max(0.0, prompt - _tokens(sample.cached_tokens))
-            pool.uncached += 0.05 * (uncached / prompt - pool.uncached)
-        else:
-            uncached = prompt * pool.uncached
+        uncached = pool.uncached_of(prompt, sample)
         if _sensible(sample.ttft_ms):
             u, v = uncached, _tokens(sample.backlog_tokens)
             _learn(pool.ttft, pool.ttft_base, node.ttft, sample.at_s, u, v, sample.ttft_ms)
@@ -235,6 +254,10 @@ class LatencyModel:
         self._moved.discard((pool, node))
         self._dirty.setdefault(pool, set()).discard(node)
 
+    def remember(self, prefix: Sequence[int]) -> None:
+        """A prompt with these digests was sent to be computed."""
+        self._prefixes.add(prefix)
+
     # what follows from it
 
     def freeze(self, now: float) -> LatencyTable:
@@ -249,6 +272,10 @@ class LatencyModel:
             self._frozen_s = now
             self._table = LatencyTable(dict(self._pool_rows), dict(self._rows))
         return self._table
+
+    def seen_tokens(self, prefix: Sequence[int], prompt_tokens: int) -> int | None:
+        """How many tokens of a prompt begin another one that was sent before; None if it has no digests."""
+        return int(self._prefixes.share(prefix) * prompt_tokens) if prefix else None
 
     def remaining(self, pool: str, produced: int, cap: int | None = None) -> float | None:
         """Output tokens that a running request may still produce; None = unknown.
@@ -296,6 +323,7 @@ class LatencyModel:
         self._pool_rows[name] = PoolRow(
             ttft=self._line(pool.ttft, [e.ttft for e in everyone], now),
             tpot=self._line(pool.tpot, [e.tpot for e in everyone], now),
+            hit=pool.hit,
             uncached=pool.uncached,
             output_tokens=pool.lengths.mean(),
         )

@@ -84,12 +84,14 @@ class PoolRow:
     """One pool.
 
     Args:
-        uncached: part of a prompt that is not in a prefix cache, as a rule.
+        hit: part of what was sent before that is found in a prefix cache.
+        uncached: part of a prompt that is not, as a rule; for prompts of which nothing is known.
         output_tokens: mean length of an answer; None = unknown.
     """
 
     ttft: Line = NO_LINE
     tpot: Line = NO_LINE
+    hit: float = 0.0
     uncached: float = 1.0
     output_tokens: float | None = None
 
@@ -155,11 +157,13 @@ class LatencyTable:
         else:
             tpot = row.tpot.older(running, context, tpot_factor, now)
         backlog = self.backlog_tokens if pool.needs_prefill and pool.role == "decode" else node.pending_tokens
+        seen = request.seen_tokens
+        fresh = prompt * row.uncached if seen is None else prompt - seen * row.hit
         if now <= ttft_factor.recent_until:
             c0, c1, c2 = row.ttft.learned
-            ttft = ttft_factor.recent * (c0 + c1 * prompt * row.uncached + c2 * backlog)
+            ttft = ttft_factor.recent * (c0 + c1 * fresh + c2 * backlog)
         else:
-            ttft = row.ttft.older(prompt * row.uncached, backlog, ttft_factor, now)
+            ttft = row.ttft.older(fresh, backlog, ttft_factor, now)
         wait: float | None = 0.0
         if node.queued or (slots and taken >= slots):
             slot, queue = _waits(node, taken, len(pool.nodes), row, tpot)

@@ -26,7 +26,7 @@ from pdhub.router.flight import new_id, safe_id
 from pdhub.router.openai import CHAT_PATH, COMPLETIONS_PATH, parse_request
 from pdhub.router.rulebook import Rulebook
 from pdhub.router.slo import read_asked
-from pdhub.router.view import view_of
+from pdhub.router.view import Seen, view_of
 from pdhub.telemetry.decisions import decision_document, request_document
 
 
@@ -70,6 +70,7 @@ class World:
 
     Args:
         pools: what each pool can do. defaults: the model's sampling defaults.
+        seen: as in :func:`~pdhub.router.view.view_of`.
         now: monotonic seconds. wall_s: the same moment in epoch seconds.
     """
 
@@ -81,6 +82,7 @@ class World:
     now: float
     wall_s: float | None
     rng: random.Random
+    seen: Seen | None = None
 
 
 def explain(
@@ -108,6 +110,7 @@ def explain(
         headers={name: headers[name] for name in rules.headers if name in headers},
         arrived_s=world.now,
         wall_s=world.wall_s,
+        seen=world.seen,
     )
     decision = rules.policy.choose(view, world.snapshot, world.now, world.rng)
     shadow = rules.policy.shadow
@@ -131,6 +134,7 @@ def explain_live(context: Context, raw: bytes, headers: Mapping[str, str]) -> Ex
         now=now,
         wall_s=time.time(),
         rng=rng,
+        seen=context.fleet.latency.seen_tokens,
     )
     return explain(world, raw, headers, id=safe_id(headers.get("x-request-id", "")) or new_id())
 

@@ -236,4 +236,5 @@ class Journey:
             headers=flight.headers,
             arrived_s=flight.arrived,
             wall_s=flight.wall_s,
+            seen=self._context.fleet.latency.seen_tokens,
         )

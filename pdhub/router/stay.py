@@ -64,6 +64,9 @@ class Stay:
         self._pending = [endpoint for endpoint in (node, prefill) if endpoint is not None]
         self._backlog = (prefill or node).pending_tokens
         self._full = bool(node.slots) and node.in_flight >= node.slots
+        seen = self._model.seen_tokens(view.prefix, view.prompt_tokens)
+        self._seen = None if seen is None else seen / view.prompt_tokens
+        self._model.remember(view.prefix)
         self._area = node.area(now)
         self._mark_at, self._mark_tokens, self._mark_area = now, 0, self._area
         self._produced = 0
@@ -103,6 +106,7 @@ class Stay:
                     now,
                     prompt_tokens=prompt_tokens,
                     cached_tokens=cached_tokens,
+                    seen_tokens=self._seen_of(prompt_tokens),
                     backlog_tokens=self._backlog,
                     ttft_ms=(now - sent_at) * 1000,
                 )
@@ -196,6 +200,9 @@ class Stay:
             running = (self._node.area(now) - self._area) / max(1e-9, now - self._sent_at)
             self._observe(now, tpot_ms=decode / tokens, running=running)
 
+    def _seen_of(self, prompt_tokens: int) -> int | None:
+        return None if self._seen is None else int(self._seen * prompt_tokens)
+
     def _observe(
         self, now: float, *, running: float, ttft_ms: float | None = None, tpot_ms: float | None = None
     ) -> None:
@@ -208,6 +215,7 @@ class Stay:
                 now,
                 prompt_tokens=prompt,
                 cached_tokens=self._flight.cached_tokens,
+                seen_tokens=self._seen_of(prompt),
                 backlog_tokens=self._backlog,
                 ttft_ms=ttft_ms,
                 tpot_ms=tpot_ms,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pdhub.api.engine import Capabilities
 from pdhub.api.request import Feature, RequestView, Sampling
 from pdhub.core.slo import SloReading
 from pdhub.router import sampling as sampling_rules
 from pdhub.router.openai import ClientRequest
+
+Seen = Callable[[Sequence[int], int], int | None]
 
 
 def view_of(
@@ -21,20 +23,23 @@ def view_of(
     headers: Mapping[str, str],
     arrived_s: float,
     wall_s: float | None,
+    seen: Seen | None = None,
 ) -> RequestView:
     """Args:
     sampling: resolved. pools: what each pool can do. headers: those that rules may match.
+    seen: how many tokens of a prompt, by digests and length, begin another one that was sent before.
 
     A prompt that looks too long everywhere is still tried where the context is widest: the estimate may be wrong, and
     prefill counts exactly before it computes.
     """
     widest = max((p.max_context for p in pools), default=0)
     features: frozenset[Feature] = request.features | sampling_rules.features_of(sampling)
+    prompt = max(1, min(request.prompt_low, widest - (request.max_tokens or 1)))
     return RequestView(
         id=id,
         model=request.served,
         endpoint=request.endpoint,
-        prompt_tokens=max(1, min(request.prompt_low, widest - (request.max_tokens or 1))),
+        prompt_tokens=prompt,
         max_tokens=request.max_tokens,
         logprobs=request.logprobs,
         features=features,
@@ -47,4 +52,5 @@ def view_of(
         prefix=request.prefix,
         arrived_s=arrived_s,
         wall_s=wall_s,
+        seen_tokens=None if seen is None else seen(request.prefix, prompt),
     )

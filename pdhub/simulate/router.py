@@ -114,6 +114,7 @@ class Router:
             tenant=request.tenant,
             priority=request.cls.priority,
             prefix=request.prefix,
+            seen_tokens=self._latency.seen_tokens(request.prefix, request.estimate),
             arrived_s=now or 1e-9,  # 0 means that nobody stamped it
         )
         budget = self._budget_s if slo.ttft_ms is None else slo.ttft_ms / 1000
@@ -203,6 +204,7 @@ class Router:
         node.enter(flight.view.slo.tpot_ms, now)
         ttft = flight.predicted_ttft
         self._latency.begin(pool.name, node.name, flight.view.id, now + (UNTOLD_S if ttft is None else ttft / 1000))
+        self._latency.remember(flight.view.prefix)
         self._prefill(flight, self._instance(flight, node))
 
     def _instance(self, flight: Flight, node: NodeState) -> Prefill | None:
@@ -244,6 +246,7 @@ class Router:
                     now,
                     prompt_tokens=prompt,
                     cached_tokens=cached,
+                    seen_tokens=flight.view.seen_tokens,
                     backlog_tokens=flight.backlog,
                     ttft_ms=(now - flight.sent_s) * 1000,
                 )
@@ -274,6 +277,7 @@ class Router:
                 now,
                 prompt_tokens=flight.request.prompt_tokens,
                 cached_tokens=flight.cached,
+                seen_tokens=flight.view.seen_tokens,
                 backlog_tokens=flight.backlog,
                 ttft_ms=total - wait,
             )

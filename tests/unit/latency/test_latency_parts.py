@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -16,6 +17,7 @@ from pdhub.api.request import RequestRecord, RequestView
 from pdhub.core.latency import PREFILL, LatencyModel, PoolSeed, Sample, Tuning
 from pdhub.core.latency_errors import KEPT, Errors
 from pdhub.core.latency_lengths import Lengths
+from pdhub.core.latency_prefixes import Prefixes
 from pdhub.core.latency_shape import Shape
 
 AT_ONCE = Tuning(refresh_s=0.0)
@@ -208,6 +210,7 @@ samples = st.builds(
     st.floats(0, 1000),
     prompt_tokens=tokens,
     cached_tokens=st.one_of(st.none(), tokens),
+    seen_tokens=st.one_of(st.none(), tokens),
     backlog_tokens=tokens,
     ttft_ms=number,
     tpot_ms=number,
@@ -223,8 +226,17 @@ seeds = st.builds(
 
 
 @settings(deadline=None, max_examples=60, phases=(Phase.explicit, Phase.generate))
-@given(st.lists(samples, max_size=12), seeds, st.integers(0, 1 << 20), st.integers(0, 20), st.floats(0, 2000))
-def test_never_nan_and_never_negative(seen: list[Sample], seed: PoolSeed, prompt: int, busy: int, now: float) -> None:
+@given(
+    st.lists(samples, max_size=12),
+    seeds,
+    st.integers(0, 1 << 20),
+    st.integers(0, 20),
+    st.floats(0, 2000),
+    st.one_of(st.none(), st.floats(0, 1)),
+)
+def test_never_nan_and_never_negative(
+    seen: list[Sample], seed: PoolSeed, prompt: int, busy: int, now: float, seen_part: float | None
+) -> None:
     model = LatencyModel({"p": seed}, AT_ONCE)
     for sample in seen:
         model.observe(sample)
@@ -234,7 +246,8 @@ def test_never_nan_and_never_negative(seen: list[Sample], seed: PoolSeed, prompt
         for remaining in (None, 0, 1 << 20):
             node = NodeView("n0", name, in_flight=busy, queued=busy // 2, slots=busy % 5, remaining_tokens=remaining)
             pool = PoolView(name, frozenset({"m"}), Capabilities(), (node,))
-            got = table.predict(RequestView("r", "m", "/", prompt), pool, node, now)
+            ask = RequestView("r", "m", "/", prompt, seen_tokens=seen_part and int(prompt * seen_part))
+            got = table.predict(ask, pool, node, now)
             for value in (got.ttft_ms, got.tpot_ms, got.wait_ms):
                 assert value is None or (math.isfinite(value) and value >= 0), got
     left = model.remaining("p", prompt)
@@ -274,3 +287,43 @@ def test_memory_does_not_grow_with_requests() -> None:
     small, large = serve(1000), serve(5000)
     assert large < small * 1.2
     assert large < 100_000
+
+
+def test_what_was_sent_before_is_known_by_its_beginnings() -> None:
+    prefixes = Prefixes(entries=1000)
+    prefixes.add((1, 2, 3, 4))
+    assert prefixes.share((1, 2, 3, 4)) == 1.0
+    assert prefixes.share((1, 2, 8, 9)) == 0.5
+    assert prefixes.share((7, 8)) == 0.0
+
+
+def test_remembered_prompts_are_bounded_and_shared_beginnings_stay() -> None:
+    prefixes = Prefixes(entries=100)
+    for n in range(1000):
+        prefixes.add((1, 2, 10 * n + 5, 10 * n + 6))
+    assert len(prefixes) == 100
+    assert prefixes.share((1, 2, 3)) == pytest.approx(2 / 3)
+    assert prefixes.share((1, 2, 5, 6)) == 0.5, "the rest of an old one is forgotten"
+
+
+def test_a_prompt_that_begins_like_another_one_is_expected_sooner_where_caches_hold_it() -> None:
+    model = LatencyModel({"p": PoolSeed(ttft_ms=10, tpot_ms=1, ttft_ms_per_token=0.1)}, AT_ONCE)
+    prefix = (1, 2, 3, 4)
+    assert model.seen_tokens((), 1000) is None
+    assert model.seen_tokens(prefix, 1000) == 0
+    model.remember(prefix)
+    assert model.seen_tokens(prefix, 1000) == 1000
+    assert model.seen_tokens((1, 2, 7, 8), 1000) == 500
+    pool, node = view()
+
+    def ttft(seen: int | None) -> float | None:
+        return model.freeze(9.0).predict(RequestView("r", "m", "/", 1000, seen_tokens=seen), pool, node, 9.0).ttft_ms
+
+    assert ttft(1000) == ttft(0) == pytest.approx(110.0), "nobody has told of a hit yet"
+    for n in range(60):
+        cached, took = (800, 30.0) if n % 2 else (0, 110.0)
+        sample = Sample("p", "n0", n / 10, prompt_tokens=1000, seen_tokens=1000 * (n % 2), cached_tokens=cached)
+        model.observe(replace(sample, ttft_ms=took))
+    assert ttft(0) == pytest.approx(110.0, rel=0.05)
+    assert ttft(1000) == pytest.approx(30.0, rel=0.1)
+    assert ttft(500) == pytest.approx(70.0, rel=0.1)
