@@ -354,8 +354,9 @@ async def test_a_pair_whose_transfers_fail_is_left_alone_for_a_while(tmp_path):
     node, bad, good = Node(), Prefill(script=failing(502, "transfer_failed")), Prefill()
     router = {"retries": 0, "breaker_open_s": 30}
     async with router_before({"pool": [node]}, [bad, good], tmp_path=tmp_path, router=router) as running:
-        statuses = [(await running.post(TEXT))[0] for _ in range(4)]
-        assert statuses == [502, 502, 200, 200]
+        statuses = [(await running.post(TEXT))[0] for _ in range(24)]
+        # Which of two idle instances a request gets is drawn; the pair is out after its second failure.
+        assert (statuses.count(502), statuses.count(200)) == (2, 22)
 
 
 async def test_no_prefill_is_a_503(tmp_path):
