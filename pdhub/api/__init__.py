@@ -10,13 +10,14 @@ from pdhub.api.client import (
     Call,
     EngineClient,
     FrameParser,
+    Freed,
     Leg,
     LegOrder,
     PrefillResult,
     Reply,
     Target,
 )
-from pdhub.api.command import Command
+from pdhub.api.command import Command, CommandHost
 from pdhub.api.discovery import Discovery, Member, Membership
 from pdhub.api.engine import (
     Capabilities,
@@ -112,6 +113,7 @@ __all__ = [
     "Capabilities",
     "ClaimRequest",
     "Command",
+    "CommandHost",
     "CommandSpec",
     "ConfigError",
     "Decision",
@@ -132,6 +134,7 @@ __all__ = [
     "Finished",
     "FirstToken",
     "FrameParser",
+    "Freed",
     "Grant",
     "GroupKind",
     "Handoff",

@@ -42,7 +42,16 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One configured node or prefill instance, as :class:`Operate` may see it."""
+    """One configured node or prefill instance, as :class:`Operate` may see it.
+
+    Args:
+        role: ``prefill`` or ``decode``. pool: of a decode node.
+        url: where this machine reaches it. host, port: where it listens; launch: whether ``pdhub up`` starts it.
+        api_key_env: environment variable with its key. api_key: the key itself, only where calls may be made.
+        serves: pools that a prefill instance computes prompts for.
+        children: what the decode nodes of those pools need in a prefill instance's transfer config, each once.
+        threads: CPU threads of the engine; 0 = it chooses.
+    """
 
     name: str
     role: str
@@ -50,6 +59,14 @@ class NodeSpec:
     url: str
     engine: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 0
+    launch: bool = True
+    api_key_env: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    serves: tuple[str, ...] = ()
+    children: tuple[Mapping[str, Any], ...] = ()
+    threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,14 @@ class Topology:
     nodes: tuple[NodeSpec, ...]
     transport: str
     config_path: str | None = None
+
+    def node(self, name: str) -> NodeSpec | None:
+        """By name."""
+        return next((node for node in self.nodes if node.name == name), None)
+
+    def prefills_of(self, pool: str) -> tuple[NodeSpec, ...]:
+        """Prefill instances that may compute a pool's prompts."""
+        return tuple(node for node in self.nodes if node.role == "prefill" and pool in node.serves)
 
 
 class Operate(ABC):
@@ -75,6 +100,12 @@ class Operate(ABC):
         prefill composes the children that the host collected."""
         return None
 
+    def refusals(self, topology: Topology) -> Sequence[Finding]:
+        """What cannot work, as far as the configuration alone tells. Pure and fast: every start asks, and an
+        ``ERROR`` ends it, as it ends ``pdhub check``."""
+        return ()
+
     def checks(self, topology: Topology) -> Sequence[Finding]:
-        """What ``pdhub doctor`` reports. May open connections to the topology's nodes, nowhere else."""
+        """What ``pdhub doctor`` reports. May open connections to the topology's nodes, nowhere else; blocking, in a
+        thread of its own. Asked once for each distinct set of options."""
         return ()

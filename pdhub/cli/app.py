@@ -149,6 +149,24 @@ def check(config: ConfigFile, set_: Overrides = None) -> None:
 
 
 @app.command()
+def doctor(config: ConfigFile, set_: Overrides = None, json: AsJson = False) -> None:
+    """Ask every plugin what is wrong with a deployment, its live nodes included. Exit status 1 if anything is.
+
+    \b
+    Examples:
+      pdhub doctor configs/vllm-pull.yaml
+      pdhub doctor my.yaml --json
+    """
+    from pdhub.cli.tables import findings_json, findings_text
+    from pdhub.config.build import load_plan
+    from pdhub.operate.doctor import examine, failed
+
+    findings = examine(load_plan(config, overrides=set_ or ()))
+    typer.echo(findings_json(findings) if json else findings_text(findings))
+    raise typer.Exit(1 if failed(findings) else 0)
+
+
+@app.command()
 def node(config: ConfigFile, name: Annotated[str, typer.Argument(metavar="NAME")], set_: Overrides = None) -> None:
     """Run one node or prefill instance of the configuration. Ctrl-C drains it.
 
@@ -387,6 +405,7 @@ def docs(
 def run_plugin(context: typer.Context, name: str) -> None:
     """A plugin's command group."""
     from pdhub.api.errors import ConfigError
+    from pdhub.operate.command import command_host
     from pdhub.registry import load
     from pdhub.registry.providers import KNOWN_PROVIDERS
 
@@ -399,4 +418,4 @@ def run_plugin(context: typer.Context, name: str) -> None:
     if context.args in (["--help"], ["-h"]):
         typer.echo(command.help)
         return
-    raise typer.Exit(command.run(context.args))
+    raise typer.Exit(command.run_with(context.args, command_host()))

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pdhub.api import Finding
     from pdhub.config.build import Plan
     from pdhub.registry import PluginRow
 
@@ -36,6 +37,28 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def plugins_json(rows: Sequence[PluginRow]) -> str:
     """A JSON list with the members of :class:`pdhub.registry.PluginRow`."""
     return json.dumps([asdict(row) for row in rows], indent=2)
+
+
+_COLORS = {"error": "\033[31m", "warning": "\033[33m", "info": "\033[2m"}
+
+
+def findings_text(findings: Sequence[Finding], color: bool | None = None) -> str:
+    """One finding a paragraph, the worst first, and a last line with the counts."""
+    colored = sys.stdout.isatty() if color is None else color
+    lines = []
+    for finding in findings:
+        start, end = (_COLORS[finding.severity.value], "\033[0m") if colored else ("", "")
+        lines.append(f"{start}{finding.severity.value}{end}  {finding.where}: {finding.message}")
+        if finding.fix:
+            lines.append(f"    fix: {finding.fix}")
+    counts = [(kind, sum(f.severity.value == kind for f in findings)) for kind in _COLORS]
+    told = ", ".join(f"{n} {kind if n == 1 or kind == 'info' else kind + 's'}" for kind, n in counts if n)
+    return "\n".join([*lines, told or "nothing found"])
+
+
+def findings_json(findings: Sequence[Finding]) -> str:
+    """A JSON list with the members of :class:`pdhub.api.Finding`."""
+    return json.dumps([asdict(finding) for finding in findings], indent=2)
 
 
 def plan_text(plan: Plan) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from pdhub.api.client import LegOrder
 from pdhub.api.errors import ConfigError, PDHubError, PluginError
+from pdhub.api.operate import Severity
 from pdhub.api.plugin import EngineSpec, LauncherSpec, PluginSpec, PolicyPart, PolicySpec, TransportSpec
 from pdhub.config.checks import check_config
 from pdhub.config.classes import build_classes
@@ -23,6 +24,7 @@ from pdhub.config.origin import Origins, Path
 from pdhub.config.overlay import apply, from_flags
 from pdhub.config.routing import build_routing
 from pdhub.config.settings import environment, settings
+from pdhub.config.topology import operate_of, topology
 from pdhub.core.slo_classes import Classes
 from pdhub.policies.routing import Routing
 from pdhub.registry import Registry, load
@@ -143,6 +145,7 @@ def build_plan(
         origins=known,
     )
     _check_engines(plan)
+    _refuse(plan)
     registry.configured(config.model_dump(mode="json"))
     return plan
 
@@ -180,8 +183,10 @@ def _check_engines(plan: Plan) -> None:
         if engine.spec.client is None and engine.spec.runtime is None:
             hint = "use it under `prefill:`, or choose an engine that decodes"
             raise ConfigError(f"engine '{engine.spec.name}' cannot decode", where=where, hint=hint)
-        if not plan.prefill and needs_prefill(engine):
+        if needs_prefill(engine) and not any(pool.name in p.pools or not p.pools for p in plan.config.prefill):
             hint = "add an instance under `prefill:`, or choose an engine that prefills itself, such as `openai`"
+            if plan.prefill:
+                hint = f"add '{pool.name}' to the `pools` of a prefill instance"
             raise ConfigError(f"engine '{engine.spec.name}' needs a prefill instance", where=where, hint=hint)
     for i, prefill in enumerate(plan.config.prefill):
         spec = plan.prefill[prefill.name].spec
@@ -189,6 +194,16 @@ def _check_engines(plan: Plan) -> None:
             where = plan.origins.where(("prefill", i, "engine", "type"))
             hint = "choose an engine with a prefill facet, or set `launch: false` and run the instance yourself"
             raise ConfigError(f"engine '{spec.name}' cannot prefill", where=where, hint=hint)
+
+
+def _refuse(plan: Plan) -> None:
+    """What the engine plugins know to be impossible. Raises ConfigError for the first of it."""
+    whole = topology(plan)
+    for node in whole.nodes:
+        operate = operate_of(plan, node)
+        for finding in operate.refusals(whole) if operate is not None else ():
+            if finding.severity is Severity.ERROR:
+                raise ConfigError(finding.message, where=finding.where, hint=finding.fix or None)
 
 
 def needs_prefill(engine: Resolved[EngineSpec]) -> bool:

@@ -29,6 +29,17 @@ def check_config(config: Config, origins: Origins) -> None:
     models += [(("model", "aliases", i), alias) for i, alias in enumerate(config.model.aliases)]
     _unique(models, "model", origins)
     _addresses(config, origins)
+    _served(config, origins)
+
+
+def _served(config: Config, origins: Origins) -> None:
+    """Prefill instances name pools that exist."""
+    names = [pool.name for pool in config.pools]
+    for i, prefill in enumerate(config.prefill):
+        for j, name in enumerate(prefill.pools):
+            if name not in names:
+                where = origins.where(("prefill", i, "pools", j))
+                raise ConfigError(f"no pool is named '{name}'", where=where, hint=f"there are: {', '.join(names)}")
 
 
 def _unique(names: list[tuple[Path, str]], what: str, origins: Origins) -> None:

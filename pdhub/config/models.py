@@ -117,7 +117,11 @@ class NodeConfig(Model):
 class PrefillConfig(NodeConfig):
     """A prefill instance."""
 
-    engine: Component = Field(description="Engine plugin with a prefill facet.")
+    engine: Component = Field(description="Engine plugin with a prefill facet, or one that is a prefill instance.")
+    pools: list[Name] = Field(
+        default_factory=list,
+        description="Pools that it computes prompts for; default is every pool that needs prefill and whose KV fits.",
+    )
 
 
 class LatencySeed(Model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pdhub.api.client import Target
@@ -20,6 +20,7 @@ class Endpoint:
     Args:
         hosted: served by `pdhub node`, whose probes answer even while the engine computes. Silence of such an
             endpoint on every channel means that it is gone; a foreign server may merely be busy.
+        serves: of a prefill instance, the pools that it computes prompts for; empty = all.
         probe_failures: probes in a row that must fail before an idle endpoint is down.
 
     ``pending_tokens`` are prompt tokens sent to it and not yet answered, ``slots`` what it runs at once (0 = unknown).
@@ -36,12 +37,14 @@ class Endpoint:
         api_key: str | None = None,
         labels: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
+        serves: Collection[str] = (),
     ) -> None:
         self.name = name
         self.url = url
         self.api_key = api_key
         self.hosted = hosted
         self.labels = labels or {}
+        self.serves = frozenset(serves)
         self.breaker = breaker
         self.in_flight = 0
         self.slots = 0

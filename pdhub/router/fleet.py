@@ -129,6 +129,10 @@ class Fleet:
         for pool in self.pools.values():
             yield from pool.nodes.values()
 
+    def prefills_of(self, pool: str) -> list[Endpoint]:
+        """Instances that may compute the pool's prompts, as the configuration says."""
+        return [p for p in self.prefills.values() if not p.serves or pool in p.serves]
+
     def able_prefills(
         self, pool: Pool, node: Endpoint, features: frozenset[Feature], tried: Collection[str], now: float
     ) -> list[Endpoint]:
@@ -139,7 +143,7 @@ class Fleet:
             AdmissionRejected: those that do are not there now.
         """
         accepts = pool.client.accepts(node.info)
-        known = [p for p in self.prefills.values() if p.info]
+        known = [p for p in self.prefills_of(pool.name) if p.info]
         fitting = [p for p in known if fits(p, accepts)]
         if known and not fitting:
             raise LayoutMismatch(f"no prefill instance writes a KV layout that pool '{pool.name}' takes")

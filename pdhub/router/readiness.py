@@ -42,7 +42,7 @@ def _problem(fleet: Fleet, pool: Pool, node: Endpoint, now: float) -> str | None
     if not pool.needs_prefill:
         return None
     accepts = pool.client.accepts(node.info)
-    known = [p for p in fleet.prefills.values() if p.info]
+    known = [p for p in fleet.prefills_of(pool.name) if p.info]
     if known and not any(fits(p, accepts) for p in known):
         return "KV layout mismatch: no prefill instance writes a layout that it takes"
     if not any(p.usable(now) and fits(p, accepts) for p in known):

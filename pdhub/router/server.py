@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pdhub.api.client import EngineClient, LegOrder
@@ -57,7 +57,10 @@ class RouterServer:
         gate = Gate([pool.name for pool in config.pools], config.admission.queue_limit, clock)
         fleet = Fleet(
             [self._pool(pool) for pool in config.pools],
-            [self._endpoint(p, hosted=plan.prefill[p.name].spec.prefill is not None) for p in config.prefill],
+            [
+                self._endpoint(p, hosted=plan.prefill[p.name].spec.prefill is not None, serves=p.pools)
+                for p in config.prefill
+            ],
             pair_open_s=config.router.breaker_open_s,
             latency=latency,
             load_stale_s=STALE_PROBES * config.router.probe_interval_s + config.router.probe_timeout_s,
@@ -182,7 +185,7 @@ class RouterServer:
             labels=pool.labels,
         )
 
-    def _endpoint(self, node: NodeConfig, *, hosted: bool) -> Endpoint:
+    def _endpoint(self, node: NodeConfig, *, hosted: bool, serves: Sequence[str] = ()) -> Endpoint:
         router: RouterConfig = self.plan.config.router
         host = f"[{node.host}]" if ":" in node.host else node.host
         return Endpoint(
@@ -193,6 +196,7 @@ class RouterServer:
             hosted=hosted,
             api_key=secret(node.api_key_env),
             labels=node.labels,
+            serves=serves,
         )
 
     def _text(self, fleet: Fleet) -> TextDecoder | None:
