@@ -176,6 +176,8 @@ class Attempt:
         clock = self._context.clock
         sent_at = clock()
         instance.count(+1, sent_at)
+        if self._stay is not None:
+            self._stay.prefilling(sent_at)
         self._at = instance
         try:
             body = await self._context.caller.document(instance, call, self._request, self._headers)

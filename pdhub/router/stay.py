@@ -81,6 +81,10 @@ class Stay:
         self._model.begin(pool, node.name, flight.id, now + self._first_sign_s())
         fleet.changed(*self._pending)
 
+    def _owed_at(self, now: float) -> float:
+        """When its first sign of life is due of whoever has it from now on."""
+        return max(self._sent_at + self._first_sign_s(), now + (self._predicted.wait_ms or 0.0) / 1000)
+
     def _first_sign_s(self) -> float:
         """When something should be heard of it. A foreign engine says nothing of an answer in one piece before its
         end, and how long that will be is uncertain."""
@@ -95,6 +99,12 @@ class Stay:
     def remaining(self) -> float | None:
         """Tokens that it may still produce; None = unknown."""
         return self._model.remaining(self._pool, self._produced, self._view.max_tokens)
+
+    def prefilling(self, now: float) -> None:
+        """The node has nothing to do until the prefill instance has answered: what is late now is not its fault."""
+        if self._prefill is not None:
+            self._model.end(self._pool, self._node.name, self._flight.id)
+            self._model.begin(PREFILL, self._prefill.name, self._flight.id, self._owed_at(now))
 
     def prefilled(self, sent_at: float, prompt_tokens: int, cached_tokens: int | None, now: float) -> None:
         """The prefill instance answered a call that was sent at ``sent_at``."""
@@ -112,6 +122,8 @@ class Stay:
                 )
             )
             self._answered(self._prefill)
+            self._model.end(PREFILL, self._prefill.name, self._flight.id)
+            self._model.begin(self._pool, self._node.name, self._flight.id, self._owed_at(now))
         self._flight.cached_tokens = cached_tokens
 
     def leave(self, now: float) -> None:
@@ -133,7 +145,7 @@ class Stay:
         node.stays[self._flight.id] = self
         self._flight.concurrency = node.in_flight + 1
         node.count(+1, now)
-        self._model.begin(self._pool, node.name, self._flight.id, self._sent_at + self._first_sign_s())
+        self._model.begin(self._pool, node.name, self._flight.id, self._owed_at(now))
         self._fleet.changed(node)
 
     def tokens(self, count: int, now: float) -> None:
@@ -159,6 +171,8 @@ class Stay:
             self._answered(endpoint)
         node.count(-1, now)
         model.end(self._pool, node.name, flight.id)
+        if self._prefill is not None:
+            model.end(PREFILL, self._prefill.name, flight.id)
         if ok:
             self._learn_end(now)
         flight.stay = None

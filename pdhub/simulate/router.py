@@ -42,6 +42,7 @@ class Flight:
         "pool",
         "predicted_tpot",
         "predicted_ttft",
+        "predicted_wait",
         "prefill",
         "queued_s",
         "ready_s",
@@ -68,6 +69,7 @@ class Flight:
         self.concurrency = 0
         self.predicted_ttft: float | None = None
         self.predicted_tpot: float | None = None
+        self.predicted_wait: float | None = None
 
 
 class Router:
@@ -200,10 +202,8 @@ class Router:
             if self._picture.backlog:
                 seen = seen.with_backlog(min(self._picture.backlog.values()))
             predicted = seen.predict(flight.view, view, node.view, now)
-            flight.predicted_ttft, flight.predicted_tpot = predicted.ttft_ms, predicted.tpot_ms
+            flight.predicted_ttft, flight.predicted_tpot, flight.predicted_wait = predicted
         node.enter(flight.view.slo.tpot_ms, now)
-        ttft = flight.predicted_ttft
-        self._latency.begin(pool.name, node.name, flight.view.id, now + (UNTOLD_S if ttft is None else ttft / 1000))
         self._latency.remember(flight.view.prefix)
         self._prefill(flight, self._instance(flight, node))
 
@@ -256,8 +256,17 @@ class Router:
             node.view = None
         self._loop.at(now + node.engine.start_s(flight.request), self._ready, flight)
 
+    def _owed(self, flight: Flight) -> None:
+        """From now on its first token is the node's business."""
+        assert flight.node is not None
+        ttft, wait = flight.predicted_ttft, flight.predicted_wait
+        due = flight.sent_s + (UNTOLD_S if ttft is None else ttft / 1000)
+        due = max(due, self._loop.now + (wait or 0.0) / 1000)
+        self._latency.begin(flight.node.pool, flight.node.name, flight.view.id, due)
+
     def _ready(self, flight: Flight) -> None:
         flight.ready_s = self._loop.now
+        self._owed(flight)
         assert flight.node is not None
         del flight.node.coming[flight.view.id]
         flight.node.engine.ready(flight.request, lambda: self._first(flight), lambda: self._done(flight))

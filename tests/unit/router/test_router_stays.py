@@ -12,7 +12,7 @@ from pdhub.api.client import LegOrder
 from pdhub.api.engine import Capabilities, EngineLoad
 from pdhub.api.policy import Health, NodeView, PoolView, Prediction
 from pdhub.api.request import SLO, RequestView
-from pdhub.core.latency import LatencyModel, PoolSeed, Tuning
+from pdhub.core.latency import PREFILL, LatencyModel, PoolSeed, Tuning
 from pdhub.router.breaker import Breaker
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.fleet import Fleet, Pool
@@ -282,3 +282,19 @@ def test_a_request_that_moves_counts_where_it_is() -> None:
     assert world.view(0.2, "fast-1").remaining_tokens == 50
     stay.end(True, 0.5)
     assert (world.node.in_flight, other.in_flight, other.stays) == (0, 0, {})
+
+
+def test_a_node_is_not_blamed_for_a_slow_prefill_instance() -> None:
+    world = World()
+    ask = RequestView("r", "m", "/", 10)
+    _, stay = world.stay()
+    assert (world.fleet.predict(ask, "fast", "fast-0", 3.0).tpot_ms or 0) > 1000, "the claim is the node's business"
+    stay.prefilling(3.0)
+    assert world.fleet.predict(ask, "fast", "fast-0", 30.0).tpot_ms == 10.0
+    assert world.model.freeze(30.0).nodes[PREFILL, "prefill"].due_s < 4.0
+    stay.prefilled(3.0, 400, None, 30.0)
+    assert world.fleet.predict(ask, "fast", "fast-0", 30.4).tpot_ms == 10.0
+    assert (world.fleet.predict(ask, "fast", "fast-0", 32.0).tpot_ms or 0) > 1000
+    stay.end(False, 33.0)
+    nodes = world.model.freeze(33.0).nodes
+    assert nodes["fast", "fast-0"].due_s == nodes[PREFILL, "prefill"].due_s == float("inf")
