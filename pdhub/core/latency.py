@@ -46,6 +46,9 @@ YOUNG: Final = 64
 """While a pool's shape is that young it still moves much: levels of all its nodes are recomputed with it."""
 
 
+DEFAULTS: Final = Tuning()
+
+
 @dataclass(slots=True)
 class _Node:
     ttft: Level = field(default_factory=Level)
@@ -91,7 +94,7 @@ class LatencyModel:
     seeds: by pool; a pool without one is learned from nothing.
     """
 
-    def __init__(self, seeds: Mapping[str, PoolSeed] | None = None, tuning: Tuning = Tuning()) -> None:
+    def __init__(self, seeds: Mapping[str, PoolSeed] | None = None, tuning: Tuning = DEFAULTS) -> None:
         self._tuning = tuning
         self._pools: dict[str, _Pool] = {}
         self._rows: dict[tuple[str, str], NodeRow] = {}
