@@ -34,11 +34,25 @@ class Bind(StrEnum):
 
 
 class Reply(StrEnum):
-    """How the host reads an answer: relay bytes to the client, parse token frames, or one JSON document."""
+    """How the host reads an answer: relay bytes to the client, parse token frames, one JSON document, or text, which
+    a client gets as ``{"text": …}``."""
 
     RELAY = "relay"
     TOKENS = "tokens"
     JSON = "json"
+    TEXT = "text"
+
+
+class Freed(StrEnum):
+    """What frees the KV of a hand-over that nobody finishes.
+
+    ``CANCEL``: the call of :meth:`EngineClient.cancel`. ``CLOSE``: closing the connections of the legs. ``LEASE``: while
+    a leg runs, closing its connection; after prefill answered nothing but the end of ``lease_s``.
+    """
+
+    CANCEL = "cancel"
+    CLOSE = "close"
+    LEASE = "lease"
 
 
 class Base(StrEnum):
@@ -59,6 +73,8 @@ class Call:
         set: top-level members to set; ``drop``: to remove. Nothing else of the body changes.
         headers: added to the host's; values must not come from the client unchecked.
         reply: see :class:`Reply`.
+        origin: GET only: ``scheme://host:port`` to ask in place of the node's, without its credentials. Its host must
+            be the node's, or the whole must be a value of the node's engine options.
     """
 
     method: Literal["GET", "POST"]
@@ -68,19 +84,26 @@ class Call:
     drop: frozenset[str] = frozenset()
     headers: Mapping[str, str] = field(default_factory=dict)
     reply: Reply = Reply.JSON
+    origin: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A configured endpoint: what a client may know of a node or a prefill instance.
 
-    ``info`` is the last good answer to its probe.
+    Args:
+        info: the last good answer to its probe, :meth:`EngineClient.details` included.
+        config: the options of its engine.
+        learned: what :meth:`EngineClient.learn` told of a prefill instance since it was last away.
+        role: ``decode`` or ``prefill``.
     """
 
     name: str
     url: str
     info: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    learned: Mapping[str, Any] = field(default_factory=dict)
+    role: str = "decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +173,16 @@ class EngineClient(ABC):
     bind: Bind = Bind.EARLY
     #: seconds that a finished prefill's KV waits for a decode call; None = no limit known
     lease_s: float | None = None
+    #: how KV that nobody fetches becomes free
+    freed: Freed = Freed.CLOSE
 
     @abstractmethod
     def probe(self, node: Target) -> Call:
         """A cheap GET that answers 200 when the node can serve; asked at start and every few seconds."""
+
+    def details(self, node: Target) -> Mapping[str, Call]:
+        """More to ask with every probe; ``info[name]`` is the answer. One that fails fails the probe."""
+        return {}
 
     @abstractmethod
     def capabilities(self, info: Mapping[str, Any]) -> Capabilities:
@@ -166,17 +195,34 @@ class EngineClient(ABC):
         """Fingerprints of KV layouts that the node takes; empty = the host compares nothing."""
         return frozenset()
 
+    def writes(self, instance: Target) -> frozenset[str]:
+        """Asked of a prefill instance's engine: what it hands over, as other clients' :meth:`accepts` name it; empty =
+        the host compares nothing."""
+        return frozenset()
+
+    def order_of(self, leg: Leg) -> LegOrder:
+        """The order for one attempt, where it depends on what is known of the instance. Never ``DECODE_ONLY`` unless
+        :attr:`order` is."""
+        return self.order
+
+    def learn(self, leg: Leg) -> Mapping[str, Any]:
+        """After the prefill leg: what to remember of the instance for later attempts (``leg.prefill.learned``), by
+        name. Forgotten as soon as a probe of it fails or a hand-over from it does."""
+        return {}
+
     def claim(self, leg: Leg) -> Call | None:
         """Reserve a landing, before prefill. None: this engine needs no claim."""
         return None
 
     @abstractmethod
     def prefill(self, leg: Leg) -> Call | None:
-        """The prefill leg; None if ``order`` is decode_only."""
+        """The prefill leg; None if ``order`` is decode_only. Raises InvalidRequest for what this engine cannot hand
+        over, before anything is spent."""
 
     @abstractmethod
     def decode(self, leg: Leg) -> Call:
-        """The decode leg."""
+        """The decode leg; ``leg.result`` is None if both run at once. Raises TransferFailed if prefill handed over
+        nothing usable. A ``prompt_logprobs`` that is dropped here is taken from prefill's answer by the host."""
 
     def cancel(self, leg: Leg) -> Call | None:
         """Free whatever the node holds for this attempt; idempotent, sent on every path that ends early
@@ -188,7 +234,7 @@ class EngineClient(ABC):
         return None
 
     def parse_load(self, info: Mapping[str, Any]) -> EngineLoad:
-        """Reading of :meth:`load`'s answer."""
+        """Reading of :meth:`load`'s answer: its JSON object, or ``{"text": …}`` for a reply of text."""
         return EngineLoad()
 
     def frames(self) -> FrameParser:

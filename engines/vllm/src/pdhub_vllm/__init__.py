@@ -1,0 +1,1 @@
+"""Stock vLLM for pdhub: prefill instances and decode pools. Importing this never imports vllm."""

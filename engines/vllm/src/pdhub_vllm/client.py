@@ -1,0 +1,99 @@
+"""The router's side of a stock vLLM server: what all hand-overs share, and the aggregated one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pdhub.api import (
+    Base,
+    Bind,
+    Call,
+    Capabilities,
+    EngineClient,
+    EngineFailed,
+    EngineLoad,
+    Freed,
+    Leg,
+    LegOrder,
+    Reply,
+    Target,
+)
+from pdhub_vllm.abilities import UNKNOWN_CONTEXT, declared
+from pdhub_vllm.config import Handoff, VLLMConfig
+from pdhub_vllm.metrics import read_load
+
+
+class VLLMClient(EngineClient):
+    """See :class:`pdhub.api.EngineClient`. The same class speaks to a pool's nodes and to prefill instances."""
+
+    def __init__(self, config: VLLMConfig) -> None:
+        self._config = config
+
+    def probe(self, node: Target) -> Call:
+        return Call("GET", "/v1/models")
+
+    def capabilities(self, info: Mapping[str, Any]) -> Capabilities:
+        ours = [card for card in _cards(info) if self._config.model in (None, card.get("id"))]
+        if not ours:
+            name = self._config.model
+            raise EngineFailed(f"does not list the model '{name}'" if name else "lists no model")
+        context = self._config.max_context
+        if context is None:
+            told = [card.get("max_model_len") for card in ours]
+            context = next((c for c in told if isinstance(c, int) and c > 0), UNKNOWN_CONTEXT)
+        return replace(declared(self._config), max_context=context)
+
+    def load(self, node: Target) -> Call | None:
+        return Call("GET", "/metrics", reply=Reply.TEXT) if self._config.metrics else None
+
+    def parse_load(self, info: Mapping[str, Any]) -> EngineLoad:
+        return read_load(str(info.get("text", "")))
+
+    def relayed(self, leg: Leg, **patch: Any) -> Call:
+        """The decode leg: the client's body, relayed back, under the model's name there.
+
+        Args:
+            patch: further arguments of the call.
+        """
+        changes = {**self.renamed(leg), **patch.pop("set", {})}
+        return Call("POST", leg.request.endpoint, base=Base.CLIENT, set=changes, reply=Reply.RELAY, **patch)
+
+    def renamed(self, leg: Leg) -> dict[str, Any]:
+        """The member that says the model's name, if the client's word is not the server's."""
+        wanted = self._config.model or leg.request.model
+        return {} if leg.body.get("model") == wanted else {"model": wanted}
+
+
+class AggregatedClient(VLLMClient):
+    """``handoff: none``: the server prefills itself."""
+
+    order = LegOrder.DECODE_ONLY
+    bind = Bind.LATE
+    freed = Freed.CLOSE
+
+    def prefill(self, leg: Leg) -> None:
+        return None
+
+    def decode(self, leg: Leg) -> Call:
+        return self.relayed(leg)
+
+
+def client_of(config: VLLMConfig) -> EngineClient:
+    """The client of a hand-over."""
+    from pdhub_vllm.client_mooncake import MooncakeClient
+    from pdhub_vllm.client_nixl import PullClient, PushClient
+
+    clients: Mapping[Handoff, type[VLLMClient]] = {
+        Handoff.NIXL: PullClient,
+        Handoff.NIXL_PUSH: PushClient,
+        Handoff.MOONCAKE: MooncakeClient,
+        Handoff.NONE: AggregatedClient,
+    }
+    return clients[config.handoff](config)
+
+
+def _cards(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    data = info.get("data")
+    return [card for card in data if isinstance(card, Mapping)] if isinstance(data, list) else []

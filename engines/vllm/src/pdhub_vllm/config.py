@@ -1,0 +1,72 @@
+"""Options of a pool or a prefill instance. Light: no vllm."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from pdhub.api import Feature, PluginConfig
+
+
+class Handoff(StrEnum):
+    """How KV moves from prefill to decode. ``NIXL``: decode pulls. ``NIXL_PUSH``: prefill pushes, both legs at once.
+    ``MOONCAKE``: as push, with a bootstrap server. ``NONE``: no disaggregation."""
+
+    NIXL = "nixl"
+    NIXL_PUSH = "nixl_push"
+    MOONCAKE = "mooncake"
+    NONE = "none"
+
+
+class VLLMConfig(PluginConfig):
+    """`engine: {type: vllm, config: …}` of a pool or of a prefill instance.
+
+    A pool and the prefill instances that serve it have the same `handoff`. The options from `engine_id` on say where a
+    prefill instance's connector listens; pools do not read them.
+    """
+
+    handoff: Handoff = Field(Handoff.NIXL, description="`nixl` (pull), `nixl_push`, `mooncake`, or `none`: aggregated.")
+    model: str | None = Field(None, description="`--served-model-name`; default is the served model's name.")
+    slots: int = Field(256, ge=1, description="Requests sent to one node at once; more wait in the router's queue.")
+    max_context: int | None = Field(
+        None, gt=0, description="Prompt plus output in tokens; default is what `/v1/models` says."
+    )
+    max_logprobs: int = Field(20, ge=0, description="`--max-logprobs` of the servers.")
+    features: list[Feature] | None = Field(
+        None, description="What a node can do; default is all that vLLM can do with this `handoff`."
+    )
+    lease_s: float | None = Field(
+        None,
+        gt=0,
+        le=86_400,
+        description="How long a prompt's KV waits for its decode call: `kv_lease_duration` of NIXL (default 30), "
+        "`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT` of Mooncake (default 480).",
+    )
+    metrics: bool = Field(
+        True, description="Read the load from `/metrics`; without it only the router's own count is known."
+    )
+    engine_id: str | None = Field(
+        None,
+        description="Push: fixed `engine_id` of the instance's transfer config. Without it both legs run one after the "
+        "other until an answer has told it.",
+    )
+    side_channel_host: str | None = Field(
+        None, description="Push: `VLLM_NIXL_SIDE_CHANNEL_HOST` of the instance; default is its `host`."
+    )
+    side_channel_port: int = Field(
+        5600, ge=1, le=65_535, description="Push: `VLLM_NIXL_SIDE_CHANNEL_PORT`; rank N of data parallelism adds N."
+    )
+    tensor_parallel: int = Field(1, ge=1, description="Push: `--tensor-parallel-size` of the instance.")
+    pipeline_parallel: int = Field(1, ge=1, description="Push: `--pipeline-parallel-size` of the instance.")
+    data_parallel: int = Field(
+        1, ge=1, description="Push, Mooncake: ranks behind the instance's one address; the router names one a request."
+    )
+    bootstrap_port: int = Field(
+        8998, ge=1, le=65_535, description="Mooncake: `VLLM_MOONCAKE_BOOTSTRAP_PORT` of the instance."
+    )
+    bootstrap_url: str | None = Field(
+        None,
+        pattern=r"^http://[^/?#@]+$",
+        description="Mooncake: an external bootstrap server, `http://host:port`; default is the instance's own.",
+    )
