@@ -43,7 +43,7 @@ def plain(smollm2, prompts):
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32, local_files_only=True)
     out = []
     with torch.inference_mode():
