@@ -2,7 +2,7 @@
 
 Installing ``pdhub[testing]`` gives pytest the ``hub`` fixture (:mod:`pdhub.testing.plugin`). The kits are
 classes to subclass: :class:`EngineConformance`, :class:`TransportConformance`, :class:`PolicyConformance`,
-:class:`FilterConformance`, :class:`ScorerConformance`, :class:`PackageConformance`.
+:class:`FilterConformance`, :class:`ScorerConformance`, :class:`OrderConformance`, :class:`PackageConformance`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pdhub.testing.engine_kit import EngineConformance
     from pdhub.testing.faults import FaultyTransport
+    from pdhub.testing.order_kit import OrderConformance
     from pdhub.testing.package_kit import PackageConformance
     from pdhub.testing.policy_kit import PolicyConformance
     from pdhub.testing.policy_parts_kit import FilterConformance, ScorerConformance
@@ -21,6 +22,7 @@ __all__ = [
     "EngineConformance",
     "FaultyTransport",
     "FilterConformance",
+    "OrderConformance",
     "PackageConformance",
     "PolicyConformance",
     "ScorerConformance",
@@ -31,6 +33,7 @@ _HOMES = {
     "EngineConformance": "engine_kit",
     "FaultyTransport": "faults",
     "FilterConformance": "policy_parts_kit",
+    "OrderConformance": "order_kit",
     "PackageConformance": "package_kit",
     "PolicyConformance": "policy_kit",
     "ScorerConformance": "policy_parts_kit",

@@ -28,6 +28,7 @@ def pytest_configure(config: Any) -> None:
     pytest.register_assert_rewrite(
         "pdhub.testing.engine_kit",
         "pdhub.testing.engine_features",
+        "pdhub.testing.order_kit",
         "pdhub.testing.policy_kit",
         "pdhub.testing.package_kit",
         "pdhub.testing.transport_kit",
