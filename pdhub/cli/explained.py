@@ -97,6 +97,13 @@ def _head(document: Mapping[str, Any]) -> list[str]:
         f"  policy    {document['policy']}{rule}, version {document['version']}",
         f"  request   {kind}: {', '.join(wants)}",
     ]
+    if door := document["door"]:
+        waits = f"{door['ahead']} ahead, {_ms(door['wait_ms'])} to wait" if door["pool"] else ""
+        lines.append(f"  door      {door['pool'] or 'none'}    {door['refused'] or waits}")
+    if handoff := document["handoff"]:
+        when = "before prefill" if handoff["bind"] == "early" else "again after prefill"
+        prefill = handoff["prefill"] or "nobody"
+        lines.append(f"  prefill   {prefill}    {handoff['reason']}; the node is chosen {when}")
     if request["features"]:
         lines.append(f"  needs     {', '.join(request['features'])}")
     if document["invalid"]:

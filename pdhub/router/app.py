@@ -16,7 +16,7 @@ from pdhub.api.errors import ModelNotFound
 from pdhub.router.asgi import CompletionEndpoint, headers_of, read_body
 from pdhub.router.context import Context
 from pdhub.router.errors import MethodNotAllowed, UnknownPath, reply_of
-from pdhub.router.explain import explain_live
+from pdhub.router.live import explain_live
 from pdhub.router.openai import CHAT_PATH, COMPLETIONS_PATH
 from pdhub.router.readiness import readiness
 from pdhub.router.reload import Reloader

@@ -1,28 +1,27 @@
-"""What would be decided for a request, and why: on the live fleet, or offline on one made from the configuration.
+"""What would be decided for a request, and why. Nothing is sent and nothing changes: the policy is pure, and chance
+comes from a copy.
 
-Nothing is sent and nothing changes: the policy is pure, and chance comes from a copy of the router's.
+:mod:`pdhub.router.live` asks on the fleet as it is, :mod:`pdhub.router.offline` on one made from the configuration.
 """
 
 from __future__ import annotations
 
 import random
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from pdhub.api.client import Bind
 from pdhub.api.engine import Capabilities
-from pdhub.api.policy import Decision, Snapshot
+from pdhub.api.policy import Decision, Reason, Snapshot
 from pdhub.api.request import RequestView
 from pdhub.config.models import ServedModel
 from pdhub.core.slo import SloReading, served_tier
 from pdhub.core.slo_classes import Trust
 from pdhub.router import sampling as sampling_rules
-from pdhub.router.context import Context
-from pdhub.router.fleet import sampling_defaults
-from pdhub.router.flight import new_id, safe_id
 from pdhub.router.openai import CHAT_PATH, COMPLETIONS_PATH, parse_request
 from pdhub.router.rulebook import Rulebook
 from pdhub.router.slo import read_asked
@@ -31,20 +30,97 @@ from pdhub.telemetry.decisions import decision_document, request_document
 
 
 @dataclass(frozen=True, slots=True)
+class Door:
+    """Where a request would wait.
+
+    Args:
+        pool: its door; not the policy's first pool if waiting there would cost the TTFT target. None = refused.
+        ahead: requests that wait there and would enter before it. wait_ms: until it would enter; None = unknown.
+        refused: why it would not even wait; empty if it would.
+    """
+
+    pool: str | None
+    ahead: int = 0
+    wait_ms: float | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """How the chosen node would get its KV.
+
+    Args:
+        bind: ``early``: the node is settled before prefill, which may send while it computes. ``late``: it is chosen
+            again afterwards, from how things are then.
+        prefill: the instance that computes the prompt; None = nobody can. reason: why that one, or what is wrong.
+    """
+
+    bind: Bind
+    prefill: str | None
+    reason: str
+
+
+class World(ABC):
+    """What a decision depends on beside the request.
+
+    Args:
+        defaults: the model's sampling defaults. now: monotonic seconds. wall_s: the same moment in epoch seconds.
+        seen: as in :func:`~pdhub.router.view.view_of`. assumed: what is taken for granted, in words.
+    """
+
+    model: ServedModel
+    rules: Rulebook
+    defaults: Mapping[str, float]
+    now: float
+    wall_s: float | None
+    rng: random.Random
+    seen: Seen | None = None
+    assumed: Sequence[str] = ()
+
+    @abstractmethod
+    def capabilities(self) -> list[Capabilities]:
+        """Of each pool."""
+
+    @abstractmethod
+    def snapshot(self, request: RequestView, asked: SloReading) -> Snapshot:
+        """As this request would find it."""
+
+    @abstractmethod
+    def door(self, decision: Decision) -> Door | None:
+        """Where the request of the last snapshot would wait; None = unknown here."""
+
+    @abstractmethod
+    def handoff(self, request: RequestView, pool: str, node: str) -> Handoff | None:
+        """None: the engine prefills itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Args:
-    trust: how much of what this tenant asks for is granted.
     shadow: what the shadow policy would have decided; None if there is none.
-    assumed: what was taken for granted, in words.
+    trust: how much of what this tenant asks for is granted.
     """
 
     request: RequestView
     asked: SloReading
     decision: Decision
     version: str
-    trust: str = Trust.FULL.value
-    shadow: Decision | None = None
-    assumed: Sequence[str] = ()
+    trust: Trust
+    shadow: Decision | None
+    door: Door | None
+    handoff: Handoff | None
+    assumed: Sequence[str]
+
+    @property
+    def place(self) -> tuple[str | None, str | None, Reason]:
+        """Pool, node and reason: the policy's choice, but for a request that its pool's queue would turn away."""
+        decision, door = self.decision, self.door
+        if door is None or door.pool == decision.pool:
+            return decision.pool, decision.node, decision.reason
+        if door.pool is None:
+            return None, None, Reason.SHED
+        node = next(node for pool, node in decision.order if pool == door.pool)
+        return door.pool, node, Reason.SPILL
 
     def document(self) -> dict[str, Any]:
         """The JSON of ``POST /explain`` and of ``pdhub explain --json``."""
@@ -52,11 +128,17 @@ class Explanation:
         if self.shadow is not None:
             shadow = decision_document(self.shadow)
             del shadow["candidates"]
+        pool, node, reason = self.place
         return {
             **decision_document(self.decision),
+            "pool": pool,
+            "node": node,
+            "reason": reason.value,
             "version": self.version,
-            "trust": self.trust,
-            "tier": served_tier(self.asked.tier, self.decision.reason.value),
+            "trust": self.trust.value,
+            "tier": served_tier(self.asked.tier, reason.value),
+            "door": None if self.door is None else msgspec.to_builtins(self.door),
+            "handoff": None if self.handoff is None else msgspec.to_builtins(self.handoff),
             "request": request_document(self.request),
             "invalid": list(self.asked.invalid),
             "shadow": shadow,
@@ -64,30 +146,7 @@ class Explanation:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    """What a decision depends on beside the request.
-
-    Args:
-        pools: what each pool can do. defaults: the model's sampling defaults.
-        seen: as in :func:`~pdhub.router.view.view_of`.
-        now: monotonic seconds. wall_s: the same moment in epoch seconds.
-    """
-
-    model: ServedModel
-    rules: Rulebook
-    snapshot: Snapshot
-    pools: Sequence[Capabilities]
-    defaults: Mapping[str, float]
-    now: float
-    wall_s: float | None
-    rng: random.Random
-    seen: Seen | None = None
-
-
-def explain(
-    world: World, raw: bytes, headers: Mapping[str, str], *, id: str, assumed: Sequence[str] = ()
-) -> Explanation:
+def explain(world: World, raw: bytes, headers: Mapping[str, str], *, id: str) -> Explanation:
     """Decide for one request.
 
     Args:
@@ -105,38 +164,32 @@ def explain(
         request,
         asked,
         sampling_rules.resolve(request.body, world.defaults),
-        world.pools,
+        world.capabilities(),
         id=id,
         headers={name: headers[name] for name in rules.headers if name in headers},
         arrived_s=world.now,
         wall_s=world.wall_s,
         seen=world.seen,
     )
-    decision = rules.policy.choose(view, world.snapshot, world.now, world.rng)
+    snapshot = world.snapshot(view, asked)
+    decision = rules.policy.choose(view, snapshot, world.now, world.rng)
     shadow = rules.policy.shadow
-    other = None if shadow is None else shadow.choose(view, world.snapshot, world.now, world.rng)
     tenant = rules.classes.tenants.get(asked.tenant)
-    trust = Trust.FULL if tenant is None else tenant.trust
-    return Explanation(view, asked, decision, rules.version, trust.value, other, assumed)
-
-
-def explain_live(context: Context, raw: bytes, headers: Mapping[str, str]) -> Explanation:
-    """As :func:`explain`, on what the router sees now. A client's ``x-request-id`` becomes the id."""
-    rng = random.Random()
-    rng.setstate(context.rng.getstate())
-    now = context.clock()
-    world = World(
-        model=context.plan.config.model,
-        rules=context.rules,
-        snapshot=context.fleet.snapshot(now),
-        pools=[pool.capabilities for pool in context.fleet.pools.values()],
-        defaults=sampling_defaults(context.fleet),
-        now=now,
-        wall_s=time.time(),
-        rng=rng,
-        seen=context.fleet.latency.seen_tokens,
+    found = Explanation(
+        request=view,
+        asked=asked,
+        decision=decision,
+        version=rules.version,
+        trust=Trust.FULL if tenant is None else tenant.trust,
+        shadow=None if shadow is None else shadow.choose(view, snapshot, world.now, world.rng),
+        door=world.door(decision) if decision.order else None,
+        handoff=None,
+        assumed=world.assumed,
     )
-    return explain(world, raw, headers, id=safe_id(headers.get("x-request-id", "")) or new_id())
+    pool, node, _ = found.place
+    if pool is None or node is None:
+        return found
+    return replace(found, handoff=world.handoff(view, pool, node))
 
 
 def endpoint_of(raw: bytes) -> str:

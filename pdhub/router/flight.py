@@ -89,6 +89,13 @@ class Flight:
         return self.asked.slo
 
     @property
+    def deadline(self) -> float:
+        """When its first token is due."""
+        target = self.slo.ttft_ms
+        budget = self.rules.admission.default_budget_s if target is None else target / 1000
+        return self.arrived + budget
+
+    @property
     def tier(self) -> str | None:
         """The service tier that the answer names; None if the client named none."""
         return served_tier(self.asked.tier, self.reason)

@@ -36,9 +36,7 @@ class Journey:
         self._sink = sink
         self._sampling = sampling_rules.resolve(request.body, sampling_defaults(context.fleet))
         self._view = self._look()
-        target = flight.slo.ttft_ms
-        budget = flight.rules.admission.default_budget_s if target is None else target / 1000
-        self._deadline = flight.arrived + budget
+        self._deadline = flight.deadline
         self._line = Line(context, flight, self._view, self._deadline)
         self._tried: set[str] = set()
         self._tried_prefills: set[str] = set()

@@ -90,6 +90,15 @@ class Line:
             raise self.shed(way.pool)
         return way.pool
 
+    def ahead(self, pool: str) -> tuple[int, float | None]:
+        """How many of those that wait there enter before it, and the seconds until it would; None = unknown."""
+        gate = self._context.gate
+        return gate.ahead(self._ticket)[pool], gate.predicted_wait(pool, self._ticket)
+
+    def opens(self, pool: str) -> bool:
+        """The pool would let it in, or let it wait."""
+        return self._context.gate.opens(pool, self._ticket)
+
     async def enter(self, pool: str, elsewhere: Callable[[str], bool]) -> bool:
         """Wait for a place. False: another door is better by now. Pair with :meth:`leave` in any case.
 

@@ -167,3 +167,57 @@ async def test_nothing_is_shown_unless_debug_is_on(tmp_path):
         assert (await explain(hub))[0] == 404
         assert (await get(hub, "/debug/decisions"))[0] == 404
         assert not list(hub.router.context.decisions.recent())
+
+
+async def busy_world(hub, waiting=1):
+    """The one place of pool `a` is taken, and some wait for it."""
+    tasks = [asyncio.create_task(hub.post(TEXT)) for _ in range(1 + waiting)]
+    for _ in range(200):
+        if hub.router.context.gate.waiting()["a"] == waiting and len(hub.router.context.fleet.pools["a"].nodes) == 1:
+            break
+        await asyncio.sleep(0.02)
+    return tasks
+
+
+async def end(tasks):
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+IN_ORDER = {"type": "slo", "rules": [{"name": "in-order", "pools": ["a", "b"], "fallback": []}]}
+
+
+async def test_a_dry_run_knows_the_queue_and_where_it_would_spill(tmp_path):
+    engines = {"a": [Engine(answer_never)], "b": [Engine(answer_json(ANSWER))]}
+    async with router_before(engines, policy=IN_ORDER, options={"slots": 1}) as hub:
+        tasks = await busy_world(hub)
+        status, told = await explain(hub)
+        assert (status, told["pool"], told["reason"]) == (200, "a", "rule")
+        assert (told["door"]["pool"], told["door"]["ahead"], told["door"]["refused"]) == ("a", 1, "")
+        now = hub.router.context.clock()
+        for _ in range(5):
+            seen = Sample("a", "a-0", now, prompt_tokens=3, ttft_ms=20.0, tpot_ms=100.0, output_tokens=100)
+            hub.router.context.fleet.latency.observe(seen)
+        await asyncio.sleep(0.1)
+        _, told = await explain(hub, **{"x-slo-ttft-ms": "100"})
+        assert (told["pool"], told["node"], told["reason"]) == ("b", "b-0", "spill")
+        assert told["order"][0] == ["a", "a-0"]
+        _, _, headers = await hub.post(TEXT, **{"x-slo-ttft-ms": "100"})
+        assert (headers["x-pdhub-pool"], headers["x-pdhub-reason"]) == ("b", "spill")
+        assert hub.router.context.gate.waiting()["a"] == 1
+        await end(tasks)
+
+
+async def test_a_dry_run_knows_who_would_be_turned_away(tmp_path):
+    policy = {"type": "slo", "rules": [{"name": "only-a", "pools": ["a"], "fallback": []}]}
+    engines = {"a": [Engine(answer_never)], "b": [Engine(answer_json(ANSWER))]}
+    admission = {"queue_limit": 1}
+    async with router_before(engines, policy=policy, options={"slots": 1}, admission=admission) as hub:
+        tasks = await busy_world(hub)
+        _, told = await explain(hub)
+        assert (told["door"]["pool"], told["door"]["refused"]) == ("a", "the queue is full")
+        _, told = await explain(hub, {**TEXT, "priority": 3})
+        assert (told["pool"], told["reason"], told["door"]["pool"]) == (None, "shed", None)
+        assert told["door"]["refused"] == "rejected-saturated"
+        await end(tasks)

@@ -207,3 +207,16 @@ def test_every_shipped_configuration_can_be_explained(
     found = json.loads(capsys.readouterr().out)
     assert found["pool"]
     assert not any("declares nothing" in text for text in found["assumed"])
+
+
+def test_the_hand_over_is_part_of_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = tmp_path / "r.json"
+    request.write_text(json.dumps({**BODY, "model": "smollm2"}))
+    words = ["explain", str(ROOT / "configs" / "quickstart.yaml"), "--request", str(request)]
+    with pytest.raises(SystemExit):
+        main([*words, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["handoff"] == {"bind": "early", "prefill": "prefill-0", "reason": "least-loaded"}
+    with pytest.raises(SystemExit):
+        main([*words, "--node", "prefill-0=down"])
+    assert "prefill   nobody    no-healthy-node" in capsys.readouterr().out
