@@ -32,6 +32,9 @@ NODES = 8
 MOVES = 8
 """After so many moves from door to door a request stays where it is."""
 
+RESTLESS = 64
+"""Nor does it go on for ever when a policy sends it away from wherever it gets in."""
+
 
 class Line:
     """Args:
@@ -109,6 +112,8 @@ class Line:
             AdmissionRejected: no place in time, shed, or nobody is there.
         """
         self._moves += 1
+        if self._moves > RESTLESS:
+            raise rejection(DroppedReason.INTERNAL)
         self._flight.pool = self._pool = pool
         if self._context.gate.offer(pool, self._ticket):
             return True
@@ -140,7 +145,7 @@ class Line:
         since = clock()
         try:
             while not await gate.wait(pool, self._ticket, self._look_at()):
-                if elsewhere(pool):
+                if elsewhere(pool) and self._moves < MOVES:
                     return False
             return True
         except AdmissionRejected as error:
