@@ -9,9 +9,7 @@ from dataclasses import replace
 
 from pdhub.api.errors import AdmissionRejected
 from pdhub.core.admission import AdmissionQueue, DroppedReason, Outcome, Refusal, Ticket
-
-AT_ONCE_S = 0.001
-"""A target may be shorter than parsing took; with a free place there is nothing to wait for."""
+from pdhub.core.doors import AT_ONCE_S
 
 RETRY_AFTER_S = 1.0
 """Told to clients while nothing has ended yet that a wait could be predicted from."""

@@ -6,34 +6,18 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pdhub.api.errors import AdmissionRejected
-from pdhub.api.policy import AdmissionOrder, Prediction, Snapshot
+from pdhub.api.policy import AdmissionOrder, Snapshot
 from pdhub.api.request import RequestView
 from pdhub.core.admission import DroppedReason, Ticket
-from pdhub.core.spill import Door, choose_door
+from pdhub.core.doors import MOVES, find_door, look_at, told_at
 from pdhub.router.context import Context
 from pdhub.router.flight import Flight
-from pdhub.router.gate import AT_ONCE_S, rejection
+from pdhub.router.gate import rejection
 
 log = logging.getLogger("pdhub.router")
 
-TELL_S = 0.02
-TELL_SHARE = 0.05
-"""A request that cannot be served in time is told a little before that time is over: so many seconds, or that share
-of all it has."""
-
-LOOK_S = (0.05, 1.0)
-LOOK_SHARE = 0.25
-"""Who waits looks again after a quarter of what is left, within these bounds: seldom while there is time, soon when
-there is not."""
-
-NODES = 8
-"""So many nodes of a pool, in the policy's order, are asked what they would do: it starts with the best."""
-
-MOVES = 8
-"""After so many moves from door to door a request stays where it is."""
-
 RESTLESS = 64
-"""Nor does it go on for ever when a policy sends it away from wherever it gets in."""
+"""So many moves end a request: its policy sends it away from wherever it gets in."""
 
 
 class Line:
@@ -49,8 +33,8 @@ class Line:
         self._pool: str | None = None
         self._moves = 0
         self._told_s = 0.0
-        now, budget = context.clock(), deadline - flight.arrived
-        last = max(deadline - min(TELL_S, TELL_SHARE * budget), now + AT_ONCE_S)
+        now = context.clock()
+        last = told_at(flight.arrived, deadline, now)
         rank, sheddable = _ordered(flight.rules.order, view, deadline, now)
         self._ticket = Ticket(flight.id, last, view.priority, view.tenant, flight.arrived, rank, sheddable)
 
@@ -72,23 +56,24 @@ class Line:
         Raises:
             AdmissionRejected: it is sheddable, and every pool would serve it too late.
         """
-        pools = list(dict.fromkeys(pool for pool, _ in nodes))
         admission = self._flight.rules.admission
-        if inside in pools and (self._moves >= MOVES or not admission.spill):
-            return str(inside)
+        fixed = self._moves >= MOVES or not admission.spill
+        if fixed and inside is not None and any(pool == inside for pool, _ in nodes):
+            return inside
         if not admission.spill:
-            pools = pools[:1]
+            nodes = [(pool, node) for pool, node in nodes if pool == nodes[0][0]]
         now = self._context.clock()
-        snapshot = self.snapshot(now, inside)
-        doors = []
-        left_ms = (self._deadline - now) * 1000
-        for pool in pools:
-            doors.append(self._door(pool, [n for p, n in nodes if p == pool], snapshot, now, inside))
-            if len(doors) == 1 and inside is None:  # as a rule the first will do, and nobody else is asked
-                way = choose_door(doors, self._view.slo, left_ms)
-                if way.in_time and self._attains(doors[0]):
-                    return pool
-        way = choose_door(doors, self._view.slo, left_ms, inside)
+        gate = self._context.gate
+        way = find_door(
+            self._view,
+            nodes,
+            self.snapshot(now, inside),
+            self._deadline,
+            now,
+            opens=self.opens,
+            wait_s=lambda pool: gate.predicted_wait(pool, self._ticket),
+            inside=inside,
+        )
         if not way.in_time and inside is None and self._ticket.sheddable and admission.shed:
             raise self.shed(way.pool)
         return way.pool
@@ -144,7 +129,7 @@ class Line:
         gate, clock = self._context.gate, self._context.clock
         since = clock()
         try:
-            while not await gate.wait(pool, self._ticket, self._look_at()):
+            while not await gate.wait(pool, self._ticket, look_at(self._deadline, clock())):
                 if elsewhere(pool) and self._moves < MOVES:
                     return False
             return True
@@ -154,36 +139,6 @@ class Line:
             raise
         finally:
             self._flight.queued_s += clock() - since
-
-    def _look_at(self) -> float:
-        now = self._context.clock()
-        least, most = LOOK_S
-        return now + min(most, max(least, LOOK_SHARE * (self._deadline - now)))
-
-    def _attains(self, door: Door) -> bool:
-        target = self._view.slo.tpot_ms
-        return target is None or door.tpot_ms is None or door.tpot_ms <= target
-
-    def _door(self, pool: str, nodes: Sequence[str], snapshot: Snapshot, now: float, inside: str | None) -> Door:
-        opens = pool == inside or self._context.gate.opens(pool, self._ticket)
-        seen = [self._predict(snapshot, pool, node, now) for node in nodes[:NODES]]
-        best = min(seen, key=lambda p: (self._misses(p, now), p.ttft_ms is not None, p.ttft_ms or 0.0))
-        ttft = best.ttft_ms
-        if ttft is None and pool != inside:
-            wait = self._context.gate.predicted_wait(pool, self._ticket)
-            ttft = None if not wait else wait * 1000
-        return Door(pool, opens, ttft, best.tpot_ms)
-
-    def _misses(self, seen: Prediction, now: float) -> int:
-        """How many targets it would miss."""
-        late = seen.ttft_ms is not None and seen.ttft_ms > (self._deadline - now) * 1000
-        target = self._view.slo.tpot_ms
-        return late + (target is not None and seen.tpot_ms is not None and seen.tpot_ms > target)
-
-    def _predict(self, snapshot: Snapshot, pool: str, node: str, now: float) -> Prediction:
-        view = next(p for p in snapshot.pools if p.name == pool)
-        seen = next(n for n in view.nodes if n.name == node)
-        return snapshot.latency.predict(self._view, view, seen, now)
 
 
 def _ordered(order: AdmissionOrder, view: RequestView, deadline: float, now: float) -> tuple[tuple[float, ...], bool]:
