@@ -46,13 +46,13 @@ def _rank(item: tuple[PoolView, NodeView]) -> tuple[float, str]:
 
 def baselines(config: Config, threshold_ms: float = THRESHOLD_MS) -> list[Contender]:
     """(a) everything to the cheapest pool, (b) everything to the dearest with spill on full, (c) a static TPOT
-    threshold between them, (d) round robin."""
+    threshold between them, (d) round robin. With bounded queues, but without spill before a target is lost."""
     pools = sorted(config.pools, key=lambda p: p.cost)
     cheap, dear = pools[0].name, pools[-1].name
     threshold = SloThresholdConfig(tpot_below_ms=threshold_ms, fast=dear, otherwise=cheap)
     return [
-        Contender("throughput-only", lambda scene: Only(cheap, spill=False)),
-        Contender("fast-then-spill", lambda scene: Only(dear, spill=True)),
-        Contender("tpot-threshold", lambda scene: SloThreshold(threshold)),
-        Contender("round-robin", lambda scene: RoundRobin(RoundRobinConfig())),
+        Contender("throughput-only", lambda scene: Only(cheap, spill=False), plain=True),
+        Contender("fast-then-spill", lambda scene: Only(dear, spill=True), plain=True),
+        Contender("tpot-threshold", lambda scene: SloThreshold(threshold), plain=True),
+        Contender("round-robin", lambda scene: RoundRobin(RoundRobinConfig()), plain=True),
     ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pdhub.api.engine import Capabilities
 from pdhub.api.policy import NodeView, PoolView, Predictor, Snapshot
 from pdhub.api.request import Feature
-from pdhub.core.admission import AdmissionQueue
+from pdhub.core.admission import AdmissionQueue, Ticket
 from pdhub.core.latency import PREFILL, LatencyModel
 from pdhub.simulate.engine import Node, Prefill, Running
 from pdhub.simulate.workload import Arrival
@@ -80,7 +81,6 @@ class PoolState:
         "name",
         "needs_prefill",
         "nodes",
-        "seen_waiting",
         "view",
     )
 
@@ -102,29 +102,37 @@ class PoolState:
         self.labels = labels
         self.needs_prefill = needs_prefill
         self.door = AdmissionQueue(limit=limit, capacity=sum(node.places for node in nodes))
-        self.seen_waiting = 0
         self.view: PoolView | None = None
         first = nodes[0].engine.cost
         self.capabilities = Capabilities(ALL, first.max_context, 1000, sum(n.engine.cost.slots for n in nodes))
 
 
 class Picture:
-    """Makes snapshots; views of what did not change are used again."""
+    """Makes snapshots; views of what did not change are used again. ``truth``: instead of the latency model."""
 
     def __init__(self, pools: Iterable[PoolState], prefills: Sequence[Prefill], latency: LatencyModel) -> None:
         self.pools = {pool.name: pool for pool in pools}
         self.prefills = {p.name: p for p in prefills}
         self.backlog = {p.name: 0 for p in prefills}
         self.prefill_in_flight = {p.name: 0 for p in prefills}
+        self.truth: Predictor | None = None
         self._latency = latency
         self._version = 0
 
-    def decode(self, now: float) -> Snapshot:
+    def decode(self, now: float, ticket: Ticket, inside: str | None = None) -> Snapshot:
+        """What the policy sees for one request: in front of a pool only those wait that enter before it.
+
+        Args:
+            inside: the pool in which it has a place.
+        """
         self._version += 1
-        table = self._latency.freeze(now)
-        if self.backlog:
-            table = table.with_backlog(min(self.backlog.values()))
-        return Snapshot(self._version, tuple(self._pool(pool) for pool in self.pools.values()), table)
+        views = []
+        for pool in self.pools.values():
+            view = self._pool(pool)
+            if pool.door.waiting and pool.name != inside and (ahead := pool.door.ahead(ticket)):
+                view = replace(view, nodes=tuple([replace(node, queued=ahead) for node in view.nodes]))
+            views.append(view)
+        return Snapshot(self._version, tuple(views), self._predictor(now))
 
     def prefill(self, models: frozenset[str], now: float) -> Snapshot:
         self._version += 1
@@ -136,12 +144,13 @@ class Picture:
         latency: Predictor = self._latency.freeze(now)
         return Snapshot(self._version, (pool,), latency)
 
+    def _predictor(self, now: float) -> Predictor:
+        if self.truth is not None:
+            return self.truth
+        table = self._latency.freeze(now)
+        return table.with_backlog(min(self.backlog.values())) if self.backlog else table
+
     def _pool(self, pool: PoolState) -> PoolView:
-        waiting = pool.door.waiting
-        if waiting != pool.seen_waiting:
-            pool.seen_waiting = waiting
-            for node in pool.nodes.values():
-                node.view = None
         fresh = False
         for node in pool.nodes.values():
             if node.view is None or node.in_flight >= node.engine.cost.slots:
@@ -165,7 +174,6 @@ class Picture:
             name=node.name,
             pool=pool.name,
             in_flight=node.in_flight,
-            queued=pool.seen_waiting,
             labels=node.labels,
             slots=slots,
             pending_tokens=node.pending_tokens,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
-from pdhub.api.policy import Policy
+from pdhub.api.policy import AdmissionOrder, Policy
 from pdhub.config.build import Plan, needs_prefill
 from pdhub.config.models import PoolConfig
 from pdhub.config.seeds import latency_seeds
@@ -18,7 +19,7 @@ from pdhub.simulate.fleet import NodeState, Picture, PoolState
 from pdhub.simulate.loop import Loop
 from pdhub.simulate.oracle import Oracle, Scene
 from pdhub.simulate.result import Done, PoolResult, Result, class_result, quantiles, series
-from pdhub.simulate.router import Router
+from pdhub.simulate.router import Admission, Router
 from pdhub.simulate.truth import Truth, factor
 from pdhub.simulate.workload import Arrival, Class
 
@@ -43,10 +44,18 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy to compare. ``make``: a fresh one, which has learned nothing, for the scene that it will meet."""
+    """A policy to compare.
+
+    Args:
+        make: a fresh one, which has learned nothing, for the scene that it will meet.
+        plan: whose admission counts; None = the world's.
+        plain: with bounded queues and nothing else: nobody spills, nobody is shed.
+    """
 
     name: str
     make: Callable[[Scene], Policy]
+    plan: Plan | None = None
+    plain: bool = False
 
 
 def oracle() -> Contender:
@@ -55,7 +64,7 @@ def oracle() -> Contender:
 
 def of_plan(plan: Plan, name: str | None = None) -> Contender:
     """The policy that a configuration describes, composed as the router composes it."""
-    return Contender(name or plan.routing.base.name, lambda scene: compose(plan))
+    return Contender(name or plan.routing.base.name, lambda scene: compose(plan), plan)
 
 
 def simulate(world: World, contender: Contender, requests: Sequence[Arrival]) -> Result:
@@ -66,14 +75,17 @@ def simulate(world: World, contender: Contender, requests: Sequence[Arrival]) ->
     scene = Scene(loop, picture, {r.id: r for r in requests})
     done: list[Done] = []
     policy = contender.make(scene)
+    prefill = compose_prefill(contender.plan or world.plan)
+    if isinstance(policy, Oracle):
+        prefill, picture.truth = policy.prefill, policy
     router = Router(
         loop,
         picture,
         policy,
-        policy.prefill if isinstance(policy, Oracle) else compose_prefill(world.plan),
+        prefill,
         latency,
+        _admission(contender.plan or world.plan, contender.plain),
         model=world.plan.config.model.name,
-        budget_s=world.plan.config.admission.default_budget_s,
         finished=done.append,
         seed=world.seed,
     )
@@ -91,6 +103,12 @@ def simulate(world: World, contender: Contender, requests: Sequence[Arrival]) ->
     if len(done) != len(requests):
         raise RuntimeError(f"{len(requests) - len(done)} requests never ended")
     return _result(contender.name, world, picture, latency, requests, done, loop.now)
+
+
+def _admission(plan: Plan, plain: bool) -> Admission:
+    config = plan.config.admission
+    order = cast(AdmissionOrder, plan.order.spec.factory(plan.order.config))
+    return Admission(order, config.default_budget_s, config.spill and not plain, config.shed and not plain)
 
 
 def pool_cost(plan: Plan, pool: PoolConfig, costs: Costs) -> DecodeCost:

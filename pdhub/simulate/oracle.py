@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pdhub.api.policy import Candidate, Decision, NodeView, Policy, PoolView, Reason, Snapshot
+from pdhub.api.policy import Candidate, Decision, NodeView, Policy, PoolView, Prediction, Reason, Snapshot
 from pdhub.api.request import RequestView
 from pdhub.core.latency import PREFILL
 from pdhub.policies.capable import sift
@@ -50,25 +50,34 @@ class Oracle(Policy):
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self.prefill = Soonest(scene)
+        self._fates: dict[tuple[str, str], Fate] = {}
+        self._fates_s = -1.0
+
+    def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
+        """The truth, for whoever asks a latency model."""
+        fate = self._fate_at(request, pool.name, node.name, now)
+        door = self._scene.picture.pools[pool.name].door
+        wait = (door.predicted_wait(now, node.queued) or 0.0) * 1000 if node.queued else 0.0
+        return Prediction(fate.ttft_ms + wait, fate.tpot_ms, wait)
 
     def choose(self, request: RequestView, snapshot: Snapshot, now: float, rng: random.Random) -> Decision:
         kept, dropped, nobody = sift(request, snapshot.pools)
         if not kept:
             return Decision((), tuple(dropped), nobody, "oracle")
-        mine = self._scene.requests[request.id]
         waited = (now - request.arrived_s) * 1000
-        prefills = self._scene.picture.prefills.values()
-        computed_s = min((p.ready_s(mine) for p in prefills), default=now)
+        one_token = self._scene.requests[request.id].output_tokens == 1
         rows: list[tuple[tuple[float, ...], str, str]] = []
         for pool, node in kept:
+            seen = self.predict(request, pool, node, now)
+            fate = self._fate_at(request, pool.name, node.name, now)
             state = self._scene.picture.pools[pool.name].nodes[node.name]
-            fate = self._fate(mine, state, computed_s)
             ttft, tpot = request.slo.ttft_ms, request.slo.tpot_ms
             miss = max(
-                (waited + fate.ttft_ms) / ttft if ttft is not None else 0.0,
-                fate.tpot_ms / tpot if tpot is not None and mine.output_tokens > 1 else 0.0,
+                (waited + (seen.ttft_ms or 0.0)) / ttft if ttft is not None else 0.0,
+                fate.tpot_ms / tpot if tpot is not None and not one_token else 0.0,
             )
-            rows.append((_key(miss, fate, pool, node), pool.name, node.name))
+            full = state.in_flight >= state.places
+            rows.append((_key(miss, fate, pool, node, full), pool.name, node.name))
         rows.sort()
         if rows[0][0][0] and request.priority < 0:
             shed = [Candidate(p.name, n.name, dropped_by="oracle") for p, n in kept]
@@ -78,10 +87,22 @@ class Oracle(Policy):
         reason = Reason.SLO_MET if rows[0][0][0] == 0 else Reason.SLO_LEAST_MISS
         return Decision(order, (*kept_candidates, *dropped), reason, "oracle")
 
-    def _fate(self, mine: Arrival, state: NodeState, computed_s: float) -> Fate:
-        engine, now = state.engine, self._scene.loop.now
+    def _fate_at(self, request: RequestView, pool: str, node: str, now: float) -> Fate:
+        if now != self._fates_s:
+            self._fates.clear()
+            self._fates_s = now
+        state = self._scene.picture.pools[pool].nodes[node]
+        key = request.id, node
+        if key not in self._fates:
+            self._fates[key] = self._fate(self._scene.requests[request.id], state, now)
+        return self._fates[key]
+
+    def _fate(self, mine: Arrival, state: NodeState, now: float) -> Fate:
+        engine = state.engine
         if engine.prefill is not None:
             computed_s = engine.prefill.ready_s(mine)
+        else:
+            computed_s = min((p.ready_s(mine) for p in self._scene.picture.prefills.values()), default=now)
         coming = sorted(state.coming.values(), key=lambda entry: entry[0])
         return look_ahead(engine, coming, mine, computed_s + engine.start_s(mine), now)
 
@@ -99,8 +120,8 @@ class Soonest(Policy):
         return Decision(found, tuple(Candidate(*key) for key in found), Reason.LEAST_LOADED, "oracle")
 
 
-def _key(miss: float, fate: Fate, pool: PoolView, node: NodeView) -> tuple[float, ...]:
-    attains = miss <= MARGIN
+def _key(miss: float, fate: Fate, pool: PoolView, node: NodeView, full: bool) -> tuple[float, ...]:
+    attains = miss <= MARGIN and not full
     if attains and not fate.spoilt:
         return (0.0, 0.0, pool.cost, -node.in_flight, miss)
     return (1.0, float(fate.spoilt - attains), pool.cost, node.in_flight, miss)
@@ -173,6 +194,8 @@ def _delay(gap_ms: float, cost: DecodeCost, count: int, context: float, begun: f
 
 
 def _spoilt(request: Arrival, took_ms: float, delayed_ms: float) -> bool:
-    """It misses its TPOT target, and would not without the delay."""
+    """The delay costs it the safe side of its TPOT target, and it would not miss the target anyway."""
     target, tokens = request.cls.tpot_ms, request.output_tokens - 1
-    return target is not None and tokens > 0 and took_ms - delayed_ms <= target * tokens * MARGIN < took_ms
+    if target is None or not tokens or not delayed_ms:
+        return False
+    return took_ms - delayed_ms <= target * tokens and took_ms > target * tokens * MARGIN

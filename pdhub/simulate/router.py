@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from pdhub.api.policy import Decision, Policy, Reason
+from pdhub.api.policy import AdmissionOrder, Decision, Policy, Reason, Snapshot
 from pdhub.api.request import RequestRecord, RequestView
-from pdhub.core.admission import Offer, Outcome, Ticket
+from pdhub.core.admission import Outcome, Ticket
+from pdhub.core.doors import MOVES, find_door, look_at, told_at
 from pdhub.core.latency import PREFILL, LatencyModel, Sample
 from pdhub.simulate.engine import Prefill
 from pdhub.simulate.fleet import NodeState, Picture, PoolState
@@ -23,9 +25,6 @@ LEAST_TOKENS = 4
 UNTOLD_S = 10.0
 """First sign of life of a request of which nothing could be predicted."""
 
-LOOKS = 8
-"""A request that a policy sends from door to door stays at the last one after so many looks."""
-
 
 class Flight:
     """One request on its way. Times are virtual seconds."""
@@ -37,7 +36,7 @@ class Flight:
         "concurrency",
         "deadline",
         "first_s",
-        "looks",
+        "moves",
         "node",
         "pool",
         "predicted_tpot",
@@ -50,14 +49,19 @@ class Flight:
         "request",
         "sent_s",
         "since_s",
+        "snapshot",
+        "ticket",
+        "turn",
         "view",
     )  # fmt: skip
 
-    def __init__(self, request: Arrival, view: RequestView, deadline: float) -> None:
+    def __init__(self, request: Arrival, view: RequestView, deadline: float, ticket: Ticket) -> None:
         self.request = request
         self.view = view
         self.deadline = deadline
-        self.looks = 0
+        self.ticket = ticket
+        self.snapshot: Snapshot | None = None
+        self.moves = self.turn = 0
         self.area = 0.0
         self.queued_s = self.since_s = self.sent_s = self.ready_s = 0.0
         self.first_s: float | None = None
@@ -72,9 +76,21 @@ class Flight:
         self.predicted_wait: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Args:
+    budget_s: how long a request without a TTFT target may wait. spill, shed: as in the configuration.
+    """
+
+    order: AdmissionOrder
+    budget_s: float = 30.0
+    spill: bool = True
+    shed: bool = True
+
+
 class Router:
     """Args:
-    model: name that requests carry. budget_s: how long one without a TTFT target may wait.
+    model: name that requests carry.
     prefill_policy: chooses the prefill instance. finished: told of every request's end.
     """
 
@@ -85,9 +101,9 @@ class Router:
         policy: Policy,
         prefill_policy: Policy,
         latency: LatencyModel,
+        admission: Admission,
         *,
         model: str,
-        budget_s: float,
         finished: Callable[[Done], None],
         seed: int = 0,
     ) -> None:
@@ -96,16 +112,16 @@ class Router:
         self._policy = policy
         self._prefill_policy = prefill_policy
         self._latency = latency
+        self._admission = admission
         self._model = model
         self._models = frozenset({model})
-        self._budget_s = budget_s
         self._finished = finished
         self._rng = random.Random(seed)
         self._waiting: dict[str, Flight] = {}
 
     def arrive(self, request: Arrival) -> None:
         """A request comes, now."""
-        now, slo = self._loop.now, request.cls.slo()
+        now, slo, admission = self._loop.now, request.cls.slo(), self._admission
         view = RequestView(
             id=request.id,
             model=self._model,
@@ -116,95 +132,150 @@ class Router:
             tenant=request.tenant,
             priority=request.cls.priority,
             prefix=request.prefix,
-            seen_tokens=self._latency.seen_tokens(request.prefix, request.estimate),
             arrived_s=now or 1e-9,  # 0 means that nobody stamped it
         )
-        budget = self._budget_s if slo.ttft_ms is None else slo.ttft_ms / 1000
-        flight = Flight(request, view, now + budget)
-        self._look(flight)
+        deadline = now + (admission.budget_s if slo.ttft_ms is None else slo.ttft_ms / 1000)
+        rank, sheddable = admission.order.rank(view, deadline, now), admission.order.sheddable(view)
+        told = told_at(now, deadline, now)
+        ticket = Ticket(view.id, told, view.priority, view.tenant, view.arrived_s, rank, sheddable)
+        self._look(Flight(request, view, deadline, ticket))
 
     # choosing and waiting
 
     def _look(self, flight: Flight) -> None:
+        """Choose, find a door, and knock."""
         decision = self._choose(flight)
-        if not decision.order:
-            shed = decision.reason is Reason.SHED
-            self._end(flight, "refused", "shed" if shed else decision.reason.value)
+        found = self._door(flight, decision)
+        if found is None:
             return
-        pool = self._picture.pools[decision.order[0][0]]
+        pool = self._picture.pools[found]
         flight.pool, flight.since_s = pool, self._loop.now
-        view = flight.view
-        deadline = max(flight.deadline, self._loop.now + 0.001)
-        ticket = Ticket(view.id, deadline, view.priority, view.tenant, view.arrived_s)
-        offer = pool.door.offer(ticket, self._loop.now)
-        self._evicted(offer, view.id)
+        flight.moves += 1
+        offer = pool.door.offer(flight.ticket, self._loop.now)
+        for refusal in offer.refusals:
+            if refusal.ticket.id != flight.view.id:
+                self._refuse(self._stop_waiting(refusal.ticket.id), "shed" if refusal.shed else refusal.reason.value)
         if offer.outcome is Outcome.REFUSED:
-            self._end(flight, "refused", offer.refusals[0].reason.value)
-        elif offer.outcome is Outcome.QUEUED:
-            self._waiting[view.id] = flight
-            self._loop.at(deadline, self._expire, pool)
+            self._refuse(flight, offer.refusals[0].reason.value)
+        elif offer.outcome is Outcome.ADMITTED:
+            self._enter(flight, decision)
         else:
-            self._send(flight, decision)
+            self._waiting[flight.view.id] = flight
+            flight.turn += 1
+            self._loop.at(flight.ticket.deadline, self._expire, pool)
+            self._loop.at(look_at(flight.deadline, self._loop.now), self._look_again, (flight, flight.turn))
 
-    def _choose(self, flight: Flight) -> Decision:
+    def _look_again(self, what: tuple[Flight, int]) -> None:
+        """It still waits: would another door be better by now?"""
+        flight, turn = what
+        if turn != flight.turn or flight.view.id not in self._waiting:
+            return
+        pool = flight.pool
+        assert pool is not None
+        decision = self._choose(flight)
+        found = self._door(flight, decision)
+        if found == pool.name:
+            self._loop.at(look_at(flight.deadline, self._loop.now), self._look_again, (flight, turn))
+        elif found is not None:
+            self._leave_queue(flight, pool)
+            self._look(flight)
+
+    def _door(self, flight: Flight, decision: Decision, inside: str | None = None) -> str | None:
+        """Name of the pool to wait at; None = it is over."""
+        now, admission = self._loop.now, self._admission
+        if not decision.order:
+            self._refuse(flight, "shed" if decision.reason is Reason.SHED else decision.reason.value)
+            return None
+        nodes = decision.order
+        settled = flight.moves >= MOVES or not admission.spill
+        if inside is not None and settled and any(pool == inside for pool, _ in nodes):
+            return inside
+        if not admission.spill:
+            nodes = tuple(key for key in nodes if key[0] == nodes[0][0])
+        pools, ticket = self._picture.pools, flight.ticket
+        assert flight.snapshot is not None
+        way = find_door(
+            flight.view,
+            nodes,
+            flight.snapshot,
+            flight.deadline,
+            now,
+            opens=lambda name: pools[name].door.opens(ticket, now) or (flight.pool is pools[name] and inside is None),
+            wait_s=lambda name: pools[name].door.predicted_wait(now, pools[name].door.ahead(ticket)),
+            inside=inside,
+        )
+        if not way.in_time and inside is None and ticket.sheddable and admission.shed:
+            self._refuse(flight, "shed")
+            return None
+        return way.pool
+
+    def _choose(self, flight: Flight, inside: str | None = None) -> Decision:
         now = self._loop.now
-        flight.looks += 1
         self._heartbeat(now)
-        return self._policy.choose(flight.view, self._picture.decode(now), now, self._rng)
+        flight.snapshot = self._picture.decode(now, flight.ticket, inside)
+        return self._policy.choose(flight.view, flight.snapshot, now, self._rng)
 
     def _admitted(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
-            flight = self._waiting.pop(ticket.id)
-            flight.queued_s += self._loop.now - flight.since_s
-            decision = self._choose(flight)
-            pool = flight.pool
-            assert pool is not None
-            if not decision.order:
-                self._give_up_place(flight)
-                self._end(flight, "refused", decision.reason.value)
-            elif decision.order[0][0] != pool.name and flight.looks < LOOKS:
-                self._give_up_place(flight)
-                self._look(flight)
-            else:
-                self._send(flight, decision)
+            self._enter(self._stop_waiting(ticket.id))
 
-    def _give_up_place(self, flight: Flight) -> None:
-        assert flight.pool is not None
-        self._admitted(flight.pool.door.cancel(flight.view.id, self._loop.now))
+    def _enter(self, flight: Flight, decision: Decision | None = None) -> None:
+        """It has a place in its pool: choose the node, unless another pool is better by now.
 
-    def _evicted(self, offer: Offer, mine: str) -> None:
-        for refusal in offer.refusals:
-            if refusal.ticket.id != mine:
-                other = self._waiting.pop(refusal.ticket.id)
-                other.queued_s += self._loop.now - other.since_s
-                self._end(other, "refused", refusal.reason.value)
+        Args:
+            decision: of this very moment.
+        """
+        pool = flight.pool
+        assert pool is not None
+        if decision is None or pool.door.waiting:
+            decision = self._choose(flight, pool.name)
+            found = self._door(flight, decision, pool.name)
+            if found != pool.name:
+                self._admitted(pool.door.cancel(flight.view.id, self._loop.now))
+                if found is not None:
+                    self._look(flight)
+                return
+        self._send(flight, decision)
+
+    def _stop_waiting(self, id: str) -> Flight:
+        flight = self._waiting.pop(id)
+        flight.turn += 1
+        flight.queued_s += self._loop.now - flight.since_s
+        return flight
+
+    def _leave_queue(self, flight: Flight, pool: PoolState) -> None:
+        self._stop_waiting(flight.view.id)
+        self._admitted(pool.door.cancel(flight.view.id, self._loop.now))
+
+    def _refuse(self, flight: Flight, why: str) -> None:
+        if flight.view.id in self._waiting and flight.pool is not None:
+            self._leave_queue(flight, flight.pool)
+        self._end(flight, "refused", why)
 
     def _expire(self, pool: PoolState) -> None:
         for refusal in pool.door.expire(self._loop.now):
-            flight = self._waiting.pop(refusal.ticket.id)
-            flight.queued_s += self._loop.now - flight.since_s
-            self._end(flight, "refused", refusal.reason.value)
+            self._refuse(self._stop_waiting(refusal.ticket.id), refusal.reason.value)
 
     # the two legs
 
     def _send(self, flight: Flight, decision: Decision) -> None:
-        pool, now = flight.pool, self._loop.now
+        pool, now, snapshot = flight.pool, self._loop.now, flight.snapshot
         assert pool is not None
+        assert snapshot is not None
         mine = [pool.nodes[name] for p, name in decision.order if p == pool.name]
-        free = [node for node in mine or pool.nodes.values() if node.in_flight < node.places]
         # Admitted, so that the pool has a free place; the chosen node may have none.
-        node = free[0] if free else min(pool.nodes.values(), key=lambda n: n.in_flight - n.places)
+        node = next((node for node in mine if node.in_flight < node.places), None)
+        node = node or min(pool.nodes.values(), key=lambda n: n.in_flight - n.places)
         flight.node, flight.reason, flight.sent_s = node, decision.reason.value, now
         flight.concurrency = node.in_flight + 1
-        view = pool.view
-        if view is not None and node.view is not None:
-            seen = self._latency.freeze(now)
-            if self._picture.backlog:
-                seen = seen.with_backlog(min(self._picture.backlog.values()))
-            predicted = seen.predict(flight.view, view, node.view, now)
-            flight.predicted_ttft, flight.predicted_tpot, flight.predicted_wait = predicted
+        view = next(p for p in snapshot.pools if p.name == pool.name)
+        seen = next(n for n in view.nodes if n.name == node.name)
+        predicted = snapshot.latency.predict(flight.view, view, seen, now)
+        flight.predicted_ttft, flight.predicted_tpot = predicted.ttft_ms, predicted.tpot_ms
         node.enter(flight.view.slo.tpot_ms, now)
-        self._latency.remember(flight.view.prefix)
+        ttft = flight.predicted_ttft
+        self._latency.begin(pool.name, node.name, flight.view.id, now + (UNTOLD_S if ttft is None else ttft / 1000))
+        flight.snapshot = None
         self._prefill(flight, self._instance(flight, node))
 
     def _instance(self, flight: Flight, node: NodeState) -> Prefill | None:
