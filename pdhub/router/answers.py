@@ -12,6 +12,7 @@ from pdhub.api.client import FrameParser, Leg
 from pdhub.api.engine import TokenChunk
 from pdhub.api.errors import EngineFailed
 from pdhub.router.caller import DOCUMENT_LIMIT, Caller
+from pdhub.router.edits import Edits
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.flight import Flight
 from pdhub.router.openai import ClientRequest
@@ -19,7 +20,7 @@ from pdhub.router.presentation import Presenter, TextDecoder
 from pdhub.router.refusal import from_event
 from pdhub.router.relay import UpstreamReply
 from pdhub.router.sink import Sink
-from pdhub.router.sse import Renamer, StreamWatch, error_in
+from pdhub.router.sse import StreamWatch, error_in
 
 STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 DOCUMENT = {"content-type": "application/json"}
@@ -106,20 +107,17 @@ class Answerer:
             await reply.finish()
         return not presenter.stopped
 
-    async def relay(self, reply: UpstreamReply, upstream_model: str) -> None:
-        """Pass an OpenAI answer on, byte for byte but for the model's name where it differs."""
-        rename = None
-        if upstream_model != self._request.model:
-            rename = Renamer(upstream_model, self._request.model)
+    async def relay(self, reply: UpstreamReply, edits: Edits) -> None:
+        """Pass an OpenAI answer on, byte for byte but for ``edits``."""
         kind = reply.headers.get("content-type", "")
         if self._request.stream:
             if not kind.startswith("text/event-stream"):
                 raise await self._unexpected(reply)
-            await self._relay_stream(reply, rename)
+            await self._relay_stream(reply, edits)
         else:
-            await self._relay_document(reply, rename)
+            await self._relay_document(reply, edits)
 
-    async def _relay_stream(self, reply: UpstreamReply, rename: Renamer | None) -> None:
+    async def _relay_stream(self, reply: UpstreamReply, edits: Edits) -> None:
         watch = StreamWatch()
         held = b""
         while not watch.done:
@@ -130,7 +128,7 @@ class Answerer:
                 self._flight.tokens(watch.texts - before, self._clock())
             # Comments alone do not commit the status: the first event may still be an error.
             if held and (watch.events > (watch.error is not None)):
-                await self._send(self._headers(reply), rename(held) if rename else held)
+                await self._send(self._headers(reply), await edits.events(held))
                 held = b""
             if watch.error is not None:
                 raise from_event(watch.error, self._endpoint)
@@ -142,7 +140,7 @@ class Answerer:
         await self._sink.end()
         await reply.finish()
 
-    async def _relay_document(self, reply: UpstreamReply, rename: Renamer | None) -> None:
+    async def _relay_document(self, reply: UpstreamReply, edits: Edits) -> None:
         raw = await reply.read(DOCUMENT_LIMIT)
         try:
             document = msgspec.json.decode(raw)
@@ -153,7 +151,7 @@ class Answerer:
         if (told := error_in(raw)) is not None:
             raise from_event(told, self._endpoint)
         self._usage(document.get("usage"))
-        await self._send(self._headers(reply), rename(raw) if rename else raw)
+        await self._send(self._headers(reply), await edits.document(raw, self._request.chat))
         await self._sink.end()
 
     async def _next(self, reply: UpstreamReply, *, waiting: bool) -> bytes:

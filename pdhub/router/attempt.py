@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pdhub.api.client import Bind, Call, Leg, LegOrder, Reply
+from pdhub.api.client import Bind, Call, Leg, LegOrder, PrefillResult, Reply
 from pdhub.api.errors import (
     AdmissionRejected,
     InvalidRequest,
@@ -22,6 +23,7 @@ from pdhub.api.policy import Prediction
 from pdhub.api.request import RequestView, Sampling
 from pdhub.router.answers import Answerer
 from pdhub.router.context import Context
+from pdhub.router.edits import Edits
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import LandingTooSmall
 from pdhub.router.fleet import Pool, prefill_info
@@ -41,6 +43,12 @@ _NEUTRAL = (
     asyncio.CancelledError,
 )
 _PAIR = (TransferFailed, LeaseExpired)
+
+_CHECK_S = 0.25
+
+WRITTEN_S = 5.0
+"""KV whose writer dies later than so long after its prefill was computed has been written: what takes longer is the
+answer, of which a client that does not stream hears nothing before its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,8 @@ class Attempt:
         self._stay: Stay | None = None
         self._claim: asyncio.Task[dict[str, object]] | None = None
         self._held = False
+        self._computing: asyncio.Task[None] | None = None
+        self._answered_at: float | None = None
         self._at = choice.node
         self._headers = {"x-request-id": flight.id, **flight.trace}
         prefill = choice.prefill
@@ -120,9 +130,15 @@ class Attempt:
         )
         ended = complete = False
         try:
-            await self._hand_over()
-            self._bind_late()
-            ended = await self._decode(sink)
+            if choice.prefill is not None and choice.pool.client.order_of(self._leg) is LegOrder.TOGETHER:
+                await self._both(sink)
+                ended = True
+            else:
+                await self._hand_over()
+                self._bind_late()
+                watched = choice.prefill is not None and not self._held  # a node of ours watches its writers itself
+                leg = self._watched if watched else self._decode
+                ended = await leg(sink, self._decode_call())
             complete = True
             choice = self._choice
             choice.node.breaker.success()
@@ -171,8 +187,10 @@ class Attempt:
         if instance is None or client.order is LegOrder.DECODE_ONLY:
             return
         call = client.prefill(self._leg)
-        if call is None:
-            return
+        if call is not None:
+            await self._compute(instance, call)
+
+    async def _compute(self, instance: Endpoint, call: Call) -> None:
         clock = self._context.clock
         sent_at = clock()
         instance.count(+1, sent_at)
@@ -186,10 +204,66 @@ class Attempt:
         finally:
             instance.count(-1, clock())
         self._at = self._choice.node
-        self._flight.prompt_tokens = len(result.prompt_token_ids)
+        prompt = len(result.prompt_token_ids) or _told_prompt(body)
+        self._flight.prompt_tokens = prompt
+        self._answered_at = clock()
         if self._stay is not None:
-            self._stay.prefilled(sent_at, len(result.prompt_token_ids), result.cached_tokens, clock())
+            self._stay.prefilled(sent_at, prompt, result.cached_tokens, self._answered_at)
         self._leg = dataclasses.replace(self._leg, result=result)
+        instance.learn(self._choice.pool.client.learn(self._leg))
+
+    async def _both(self, sink: Sink) -> None:
+        """Prefill and decode at once. Whatever of them fails first ends the other."""
+        instance, call = self._choice.prefill, self._choice.pool.client.prefill(self._leg)
+        assert instance is not None
+        assert call is not None
+        described = self._decode_call()  # both before either is sent: what cannot be described must not cost a prefill
+        self._computing = asyncio.ensure_future(self._compute(instance, call))
+        try:
+            await self._watched(sink, described)
+        finally:
+            self._computing.cancel()
+            await asyncio.gather(self._computing, return_exceptions=True)
+            instance.breaker.neutral()  # ends a trial that was cut off; a failure is told later
+
+    async def _watched(self, sink: Sink, call: Call) -> bool:
+        """The decode leg, while somebody else writes its KV. Once the answer has begun nothing matters of prefill."""
+        instance, computing = self._choice.prefill, self._computing
+        assert instance is not None
+        decoding = asyncio.ensure_future(self._decode(sink, call))
+        try:
+            while not decoding.done():
+                running = [task for task in (decoding, computing) if task is not None and not task.done()]
+                await asyncio.wait(running, timeout=_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
+                if sink.started:
+                    await asyncio.wait([decoding])
+                elif computing is not None and computing.done() and (failed := computing.exception()) is not None:
+                    self._at = instance
+                    raise failed
+                elif not decoding.done():
+                    self._check_written(instance)
+            self._at = self._choice.node
+            return decoding.result()
+        finally:
+            decoding.cancel()
+            await asyncio.gather(decoding, return_exceptions=True)
+
+    def _check_written(self, instance: Endpoint) -> None:
+        """Decode may wait for ever for KV that nobody writes any more. Raises TransferFailed."""
+        if self._answered_at is None:
+            return
+        waited = self._context.clock() - self._answered_at
+        if instance.gone and waited < WRITTEN_S:
+            raise TransferFailed(f"'{instance.name}' went away during the hand-over")
+        late = waited > self._context.plan.config.handoff.deadline_s
+        if late and self._computing is not None and self._request.stream:
+            raise TransferFailed("the prompt's KV did not arrive in time")
+
+    async def _known(self) -> PrefillResult | None:
+        """What prefill told; waits for it if it still computes."""
+        if self._computing is not None:
+            await asyncio.shield(self._computing)
+        return self._leg.result
 
     def _bind_late(self) -> None:
         """The prompt is computed, and whoever decodes it fetches the KV: choose again, from how things are now."""
@@ -205,9 +279,15 @@ class Attempt:
         self._choice = dataclasses.replace(self._choice, node=node)
         self._leg = dataclasses.replace(self._leg, decode=node.target())
 
-    async def _decode(self, sink: Sink) -> bool:
+    def _decode_call(self) -> Call:
+        """Raises LeaseExpired if the KV may be gone: whoever fetched it then could get another request's."""
+        client, at = self._choice.pool.client, self._answered_at
+        if client.lease_s is not None and at is not None and self._context.clock() - at >= client.lease_s:
+            raise LeaseExpired("prefill's KV has waited for too long")
+        return client.decode(self._leg)
+
+    async def _decode(self, sink: Sink, call: Call) -> bool:
         pool, node, context = self._choice.pool, self._choice.node, self._context
-        call = pool.client.decode(self._leg)
         wait_s = context.plan.config.router.first_byte_timeout_s
         if self._held:
             wait_s = self._leg.budget_s + context.plan.config.router.idle_timeout_s
@@ -218,11 +298,16 @@ class Attempt:
         )
         async with reply:
             if call.reply is not Reply.TOKENS:
-                await answer.relay(reply, str(call.set.get("model") or self._request.model))
+                await answer.relay(reply, self._edits(call))
                 return True
             assert context.text is not None, "loaded at start because a pool speaks tokens"
             eos = prefill_info(self._choice.prefill).eos_token_ids if self._choice.prefill else frozenset()
             return await answer.tokens(reply, self._leg, pool.client.frames(), context.text, eos)
+
+    def _edits(self, call: Call) -> Edits:
+        wanted = "prompt_logprobs" in call.drop and self._request.body.get("prompt_logprobs") is not None
+        upstream = str(call.set.get("model") or self._request.model)
+        return Edits(upstream, self._request.model, self._known, prompt_logprobs=wanted)
 
     def _blame(self, error: BaseException) -> None:
         """Tell the breakers. A client's mistake, a busy engine and a client that left say nothing about health."""
@@ -239,6 +324,8 @@ class Attempt:
             pair.neutral()
         if isinstance(error, _NEUTRAL) or not isinstance(error, RequestError):
             return
+        if prefill is not None:
+            prefill.learned = {}
         if at is prefill:
             self._context.metrics.prefill_failures.labels(at.name).inc()
         if isinstance(error, _PAIR) and pair is not None:
@@ -261,3 +348,8 @@ class Attempt:
 
     async def _send_cancel(self, call: Call) -> None:
         await self._context.caller.document(self._choice.node, call, limit_s=2.0)
+
+
+def _told_prompt(body: Mapping[str, Any]) -> int:
+    told = (body.get("usage") or {}).get("prompt_tokens")
+    return told if isinstance(told, int) else 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
-from pdhub.api.client import Call
+from pdhub.api.client import Call, Reply
 from pdhub.api.errors import EngineFailed
 from pdhub.config.models import RouterConfig
 from pdhub.core.legs import leg_body
@@ -59,8 +61,9 @@ class Caller:
             body = leg_body(call, raw, parsed, path)
         if not call.path.startswith("/") or call.path.startswith("//"):
             raise EngineFailed(f"the client of '{endpoint.name}' described a path that is not one: {call.path!r}")
+        address = endpoint if call.origin is None else _elsewhere(endpoint, call)
         sending = self._upstream.open(
-            endpoint, call.method, call.path, body, {**(headers or {}), **call.headers}, timeouts
+            address, call.method, call.path, body, {**(headers or {}), **call.headers}, timeouts
         )
         reply = await self.while_alive(endpoint, sending)
         endpoint.seen(self._clock())
@@ -88,6 +91,13 @@ class Caller:
             raise EngineFailed(f"'{endpoint.name}' answered with something that is not a JSON object")
         return document
 
+    async def answer(self, endpoint: Endpoint, call: Call) -> dict[str, Any]:
+        """As :meth:`document`, for calls without a body; a reply of text comes as ``{"text": …}``."""
+        if call.reply is not Reply.TEXT:
+            return await self.document(endpoint, call)
+        async with await self.open(endpoint, call) as reply:
+            return {"text": (await reply.read(DOCUMENT_LIMIT)).decode(errors="replace")}
+
     async def while_alive(self, endpoint: Endpoint, work: Coroutine[Any, Any, T]) -> T:
         """Wait for ``work``, but not for an endpoint that is gone.
 
@@ -108,3 +118,25 @@ class Caller:
                 result.abort()
             raise
         return task.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Another server that belongs to an endpoint. It gets none of its credentials."""
+
+    name: str
+    url: str
+    api_key: None = None
+
+
+def _elsewhere(endpoint: Endpoint, call: Call) -> _Site:
+    """Where ``call.origin`` says, if the configuration allows it."""
+    origin = call.origin or ""
+    parts = urlsplit(origin)
+    same = parts.hostname is not None and parts.hostname == urlsplit(endpoint.url).hostname
+    bare = (
+        parts.scheme in ("http", "https") and not parts.path.strip("/") and not parts.query and "@" not in parts.netloc
+    )
+    if call.method != "GET" or not bare or not (same or origin in endpoint.config.values()):
+        raise EngineFailed(f"the client of '{endpoint.name}' described an address that is not configured: {origin!r}")
+    return _Site(endpoint.name, origin)

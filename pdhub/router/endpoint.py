@@ -20,9 +20,11 @@ class Endpoint:
     Args:
         hosted: served by `pdhub node`, whose probes answer even while the engine computes. Silence of such an
             endpoint on every channel means that it is gone; a foreign server may merely be busy.
+        config: its engine's options. role: ``decode`` or ``prefill``.
         serves: of a prefill instance, the pools that it computes prompts for; empty = all.
         probe_failures: probes in a row that must fail before an idle endpoint is down.
 
+    ``writes`` is what a prefill instance hands over (layouts, connectors), ``learned`` what clients want to know again.
     ``pending_tokens`` are prompt tokens sent to it and not yet answered, ``slots`` what it runs at once (0 = unknown).
     """
 
@@ -37,6 +39,7 @@ class Endpoint:
         api_key: str | None = None,
         labels: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
+        role: str = "decode",
         serves: Collection[str] = (),
     ) -> None:
         self.name = name
@@ -53,9 +56,13 @@ class Endpoint:
         self.load = EngineLoad()
         self.load_at = 0.0
         self.info: Mapping[str, Any] = {}
+        self.learned: Mapping[str, Any] = {}
+        self.writes: frozenset[str] = frozenset()
+        self.gone = False
         self.draining = False
         self.problem = "has not answered yet"
-        self._config = config or {}
+        self.role = role
+        self.config = config or {}
         self._probe_failures = probe_failures
         self._known = False
         self._misses = 0
@@ -79,7 +86,12 @@ class Endpoint:
 
     def target(self) -> Target:
         """What an engine client may know of it."""
-        return Target(self.name, self.url, self.info, self._config)
+        return Target(self.name, self.url, self.info, self.config, self.learned, self.role)
+
+    def learn(self, told: Mapping[str, Any]) -> None:
+        """What a client wants to know again at the next attempt."""
+        if told:
+            self.learned = {**self.learned, **told}
 
     def health(self, now: float) -> Health:
         if not self._known:
@@ -100,14 +112,16 @@ class Endpoint:
     def answered(self, info: Mapping[str, Any], now: float) -> None:
         """A probe was answered well."""
         self.info = info
-        self.draining = False
+        self.draining = self.gone = False
         self.problem = ""
         self._known = True
         self.served(now)
 
-    def missed(self, problem: str) -> None:
-        """A probe failed."""
+    def missed(self, problem: str, *, gone: bool = False) -> None:
+        """A probe failed. ``gone``: nobody listens there; what was learned of whoever did is void."""
         self.problem = problem
+        self.gone = gone
+        self.learned = {}
         self._misses += 1
 
     def seen(self, now: float) -> None:

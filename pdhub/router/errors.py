@@ -38,6 +38,10 @@ class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
 
+class Unreachable(EngineFailed):
+    """Nobody listens there, or the connection broke before an answer."""
+
+
 class UpstreamTimeout(EngineFailed):
     """An engine or instance was silent for longer than its limit."""
 

@@ -169,8 +169,7 @@ class Fleet:
 
 def fits(prefill: Endpoint, accepts: frozenset[str]) -> bool:
     """The layouts agree, or one side does not say."""
-    written = prefill.info.get("fingerprint")
-    return not accepts or not written or written in accepts
+    return not accepts or not prefill.writes or not accepts.isdisjoint(prefill.writes)
 
 
 def prefill_info(endpoint: Endpoint) -> PrefillInfo:

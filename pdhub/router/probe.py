@@ -8,15 +8,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdhub.api.client import Call, EngineClient
-from pdhub.api.errors import AdmissionRejected, PDHubError
+from pdhub.api.engine import EngineLoad
+from pdhub.api.errors import AdmissionRejected, EngineFailed, InvalidRequest, PDHubError
 from pdhub.config.models import RouterConfig
 from pdhub.router.caller import Caller
 from pdhub.router.endpoint import Endpoint
+from pdhub.router.errors import Unreachable
 
 log = logging.getLogger("pdhub.router.probe")
 
 EAGER_S = 0.1
 """Between probes of an endpoint that has never answered: a start is not slowed down by the interval."""
+
+SIGNALS = ("running", "waiting", "kv_usage")
+"""Of an engine's load, what a foreign server is expected to tell; the rest only nodes of pdhub know."""
 
 HEALTH = Call("GET", "/health")
 PREFILL = Call("GET", "/prefill")
@@ -37,6 +42,7 @@ class Prober:
         self._clock = clock
         self._changed = changed
         self._tasks: list[asyncio.Task[None]] = []
+        self._said: set[tuple[str, str]] = set()
 
     def watch(self, endpoint: Endpoint, client: EngineClient | None) -> None:
         """Start asking. ``client`` describes the calls; None for an embedded prefill instance."""
@@ -64,6 +70,7 @@ class Prober:
             async with asyncio.timeout(limit):
                 info = await self._ask(endpoint, client)
             endpoint.answered(info, self._clock())
+            endpoint.writes = _writes(endpoint, client)
             if before:
                 log.info("'%s' is ready", endpoint.name)
             return
@@ -76,7 +83,7 @@ class Prober:
             endpoint.missed(problem)
         except PDHubError as error:
             problem = error.message
-            endpoint.missed(problem)
+            endpoint.missed(problem, gone=isinstance(error, Unreachable))
         except Exception as error:  # a plugin's client stumbled over an answer
             log.exception("the probe of '%s' failed", endpoint.name)
             problem = f"its answer cannot be read: {type(error).__name__}"
@@ -90,10 +97,40 @@ class Prober:
             await self._caller.document(endpoint, HEALTH)
         if client is None:
             return await self._caller.document(endpoint, PREFILL)
-        info = await self._caller.document(endpoint, client.probe(endpoint.target()))
-        client.capabilities(info)  # raises while the node cannot serve
         target = endpoint.target()
-        if (call := client.load(target)) is not None:
-            load = client.parse_load(await self._caller.document(endpoint, call))
-            endpoint.told(load, self._clock())
+        info: Mapping[str, Any] = await self._caller.document(endpoint, client.probe(target))
+        if details := client.details(target):
+            info = {**info, **{name: await self._caller.document(endpoint, call) for name, call in details.items()}}
+        client.capabilities(info)  # raises while the node cannot serve
+        await self._ask_load(endpoint, client)
         return info
+
+    async def _ask_load(self, endpoint: Endpoint, client: EngineClient) -> None:
+        """A load that cannot be told is unknown, and says nothing against the endpoint."""
+        if (call := client.load(endpoint.target())) is None:
+            return
+        try:
+            load = client.parse_load(await self._caller.answer(endpoint, call))
+        except EngineFailed as error:
+            load = EngineLoad()
+            self._say(endpoint, f"its load cannot be read: {error.message}")
+        except InvalidRequest as error:
+            load = EngineLoad()
+            self._say(endpoint, f"it does not tell its load: {error.message}")
+        for signal in SIGNALS:
+            if getattr(load, signal) is None:
+                self._say(endpoint, f"it does not tell '{signal}', which counts as unknown")
+        endpoint.told(load, self._clock())
+
+    def _say(self, endpoint: Endpoint, what: str) -> None:
+        """Once."""
+        if (endpoint.name, what) not in self._said:
+            self._said.add((endpoint.name, what))
+            log.warning("load of '%s': %s", endpoint.name, what)
+
+
+def _writes(endpoint: Endpoint, client: EngineClient | None) -> frozenset[str]:
+    if client is not None:
+        return client.writes(endpoint.target())
+    fingerprint = endpoint.info.get("fingerprint")
+    return frozenset({fingerprint}) if isinstance(fingerprint, str) and fingerprint else frozenset()

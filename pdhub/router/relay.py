@@ -18,7 +18,7 @@ import aiohttp
 from yarl import URL
 
 from pdhub.api.errors import EngineFailed
-from pdhub.router.errors import UpstreamTimeout
+from pdhub.router.errors import Unreachable, UpstreamTimeout
 
 LARGE = 1 << 20
 
@@ -143,7 +143,7 @@ class Upstream:
         """Send a call and wait for its status line.
 
         Raises:
-            EngineFailed: no connection, or it broke. UpstreamTimeout: no answer in time.
+            Unreachable: no connection, or it broke. UpstreamTimeout: no answer in time.
         """
         assert self._session is not None, "start() first"
         sent = {"accept-encoding": "identity", **headers}
@@ -166,7 +166,7 @@ class Upstream:
             raise UpstreamTimeout(f"'{endpoint.name}' did not answer in time") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             log.warning("'%s' at %s cannot be reached: %r", endpoint.name, endpoint.url, error)
-            raise EngineFailed(f"'{endpoint.name}' cannot be reached") from error
+            raise Unreachable(f"'{endpoint.name}' cannot be reached") from error
         return UpstreamReply(response, endpoint.name, timeouts.idle_s)
 
     async def close(self) -> None:

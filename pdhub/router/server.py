@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pdhub.api.client import EngineClient, LegOrder
+from pydantic import BaseModel
+
+from pdhub.api.client import EngineClient
 from pdhub.api.errors import ConfigError
 from pdhub.api.policy import Health
 from pdhub.config.build import Plan
@@ -58,8 +60,8 @@ class RouterServer:
         fleet = Fleet(
             [self._pool(pool) for pool in config.pools],
             [
-                self._endpoint(p, hosted=plan.prefill[p.name].spec.prefill is not None, serves=p.pools)
-                for p in config.prefill
+                self._endpoint(p, hosted=e.spec.prefill is not None, options=e.config, role="prefill", serves=p.pools)
+                for p, e in ((p, plan.prefill[p.name]) for p in config.prefill)
             ],
             pair_open_s=config.router.breaker_open_s,
             latency=latency,
@@ -174,18 +176,18 @@ class RouterServer:
             client = NodeClient(self.plan.config.handoff.claim_ttl_s)
         else:
             client = engine.spec.client(engine.config)
-        if client.order is LegOrder.TOGETHER:
-            raise ConfigError(f"engine '{engine.spec.name}' wants both legs at once, which this router does not run")
         return Pool(
             name=pool.name,
             client=client,
-            nodes={node.name: self._endpoint(node, hosted=hosted) for node in pool.nodes},
+            nodes={n.name: self._endpoint(n, hosted=hosted, options=engine.config) for n in pool.nodes},
             models=frozenset({self.plan.config.model.name}),
             cost=pool.cost,
             labels=pool.labels,
         )
 
-    def _endpoint(self, node: NodeConfig, *, hosted: bool, serves: Sequence[str] = ()) -> Endpoint:
+    def _endpoint(
+        self, node: NodeConfig, *, hosted: bool, options: BaseModel, role: str = "decode", serves: Sequence[str] = ()
+    ) -> Endpoint:
         router: RouterConfig = self.plan.config.router
         host = f"[{node.host}]" if ":" in node.host else node.host
         return Endpoint(
@@ -196,6 +198,8 @@ class RouterServer:
             hosted=hosted,
             api_key=secret(node.api_key_env),
             labels=node.labels,
+            config=options.model_dump(mode="json"),
+            role=role,
             serves=serves,
         )
 

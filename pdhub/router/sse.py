@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -90,6 +90,16 @@ class StreamWatch:
             document = _object(payload)
             if isinstance(document.get("usage"), dict):
                 self.usage = document["usage"]
+
+
+def split_events(data: bytes) -> Iterator[bytes]:
+    """Whole events, each with its blank line; what follows the last blank line is one more."""
+    start = 0
+    for match in _END.finditer(data):
+        yield data[start : match.end()]
+        start = match.end()
+    if start < len(data):
+        yield data[start:]
 
 
 def error_in(payload: bytes) -> Mapping[str, Any] | None:
