@@ -63,13 +63,15 @@ def findings_json(findings: Sequence[Finding]) -> str:
 
 def plan_text(plan: Plan) -> str:
     """The summary that ``pdhub check`` prints."""
+    from pdhub.config.version import version_of
+
     lines = [f"ok: {plan.path or 'configuration'}", f"  model      {plan.config.model.name}"]
     for pool in plan.config.pools:
         names = ", ".join(node.name for node in pool.nodes)
         lines.append(f"  pool       {pool.name}: {plan.pools[pool.name].spec.name} on {names}")
     for prefill in plan.config.prefill:
         lines.append(f"  prefill    {prefill.name}: {plan.prefill[prefill.name].spec.name}")
-    lines.append(f"  policy     {plan.policy.spec.name}")
+    lines.append(f"  policy     {plan.policy.spec.name}, version {version_of(plan.config)}")
     lines.append(f"  transport  {plan.transport.spec.name}")
     lines.append(f"  router     http://{plan.config.router.host}:{plan.config.router.port}")
     return "\n".join(lines)

@@ -38,9 +38,10 @@ async def _serve(plan: Plan, config_path: str, overrides: Sequence[str]) -> int:
 
     async def told_to_stop() -> None:
         while await signals.get() == signal.SIGHUP and (_terminal() or not attached):
-            task: asyncio.Task[object] = asyncio.create_task(server.reloader.reload())
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
+            if len(reloads) < 2:  # one that reads the file, and one that will read it after this signal
+                task: asyncio.Task[object] = asyncio.create_task(server.reloader.reload())
+                reloads.add(task)
+                task.add_done_callback(reloads.discard)
 
     try:
         await told_to_stop()

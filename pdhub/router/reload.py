@@ -20,8 +20,9 @@ from pdhub.api.errors import PDHubError
 from pdhub.config.build import Plan
 from pdhub.config.models import Config
 from pdhub.config.origin import dotted
+from pdhub.config.version import RELOADABLE
 from pdhub.router.context import Context
-from pdhub.router.rulebook import SECTIONS, Rulebook, rulebook
+from pdhub.router.rulebook import Rulebook, rulebook
 
 log = logging.getLogger("pdhub.router.reload")
 
@@ -101,7 +102,7 @@ class Reloader:
         if changed:
             more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
             names = ", ".join(changed[:SHOWN]) + more
-            hint = f"restart the router, or undo that change; only {' and '.join(SECTIONS)} can change while it runs"
+            hint = f"restart the router, or undo that change; only {' and '.join(RELOADABLE)} can change while it runs"
             return self._failed(Result.REFUSED, f"a change of {names} needs a restart", hint)
         if rules.version == context.rules.version:
             return Result.UNCHANGED, ""
@@ -147,7 +148,7 @@ def _content(path: Path) -> str:
 
 def fixed_changes(old: Config, new: Config) -> Iterator[str]:
     """Paths that differ outside the sections that can be reloaded."""
-    mine, other = (config.model_dump(mode="json", exclude=set(SECTIONS)) for config in (old, new))
+    mine, other = (config.model_dump(mode="json", exclude=set(RELOADABLE)) for config in (old, new))
     yield from _differences(mine, other, ())
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import cast
 
 from pdhub.api.policy import AdmissionOrder, Policy
 from pdhub.config.build import Plan
-from pdhub.config.models import AdmissionConfig, Config
+from pdhub.config.models import AdmissionConfig
+from pdhub.config.version import version_of
 from pdhub.core.slo_classes import Classes
 from pdhub.policies.compose import Composed, compose, compose_prefill
 from pdhub.policies.instances import Instances
-
-SECTIONS = ("policy", "admission")
-"""Sections of the configuration that can change while the router runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +55,3 @@ def rulebook(plan: Plan, before: Rulebook | None = None) -> Rulebook:
         order=cast(AdmissionOrder, plan.order.spec.factory(plan.order.config)),
         since_s=time.time(),
     )
-
-
-def version_of(config: Config) -> str:
-    """Twelve digits that change with the content of the sections, not with comments, order or spelling."""
-    data = {section: getattr(config, section).model_dump(mode="json") for section in SECTIONS}
-    return sha256(json.dumps(data, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:12]

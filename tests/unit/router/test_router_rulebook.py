@@ -1,8 +1,8 @@
 """What counts as another policy, and what only a restart can change."""
 
 from pdhub.config.models import Config
+from pdhub.config.version import version_of
 from pdhub.router.reload import fixed_changes
-from pdhub.router.rulebook import version_of
 
 BASE = {
     "model": {"name": "m"},
