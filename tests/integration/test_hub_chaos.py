@@ -15,6 +15,7 @@ import pytest
 
 from pdhub.api import EngineLoad
 from pdhub.core.latency import Tuning
+from pdhub.router.server import RouterServer
 from pdhub.testing.hub import MODEL, Hub, toy_topology
 
 pytestmark = pytest.mark.integration
@@ -143,3 +144,31 @@ async def test_stale_metrics_are_not_believed_for_ever(hub) -> None:
         context.fleet.changed(node)
         assert await seen.until_mostly("fast", 8.0) < MOVES_S + SLACK_S
         await seen.until_mostly("general", 8.0)
+
+
+async def test_two_routers_on_one_fleet_serve_everybody_without_a_herd(hub) -> None:
+    """Neither knows what the other sends; nodes that are full refuse claims, and every request still gets its turn."""
+    config = chaotic(general_nodes=3, admission={"queue_limit": 64})
+    running = await hub.start(config)
+    second = RouterServer(running.plan)
+    await second.start()
+    try:
+        async with asyncio.timeout(20):
+            while any(not e.info for e in second.context.fleet.endpoints()):
+                await asyncio.sleep(0.02)
+        urls = [running.url, second.url]
+
+        async def one(n: int) -> tuple[int, str]:
+            body = {"model": MODEL, "prompt": f"prompt {n}", "max_tokens": TOKENS, "ignore_eos": True}
+            async with running.http.post(urls[n % 2] + "/v1/completions", json=body) as reply:
+                await reply.read()
+                return reply.status, reply.headers["x-pdhub-node"]
+
+        answers = await asyncio.gather(*(one(n) for n in range(80)))
+        assert {status for status, _ in answers} == {200}
+        shares = Counter(node for _, node in answers)
+        assert max(shares.values()) <= 0.5 * len(answers), shares
+        assert not any(second.context.gate.waiting().values())
+    finally:
+        await second.close()
+    assert await running.leaks() == {}
