@@ -31,6 +31,8 @@ class Process:
 
     Args:
         argv: the command; ``env`` is added to the environment.
+        secrets: variables to set from others of this process's environment, ``{name: source}``, so that no key is
+            ever printed.
         ready_url: answers 200 when it can serve. ready_within_s: after that long the start has failed.
     """
 
@@ -38,6 +40,7 @@ class Process:
     ready_url: str
     env: Mapping[str, str] = field(default_factory=dict)
     ready_within_s: float = 120.0
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdhub.api import ConfigError, Launcher, Process, Running
-from pdhub.config.settings import child_environment
+from pdhub.config.settings import child_environment, secret
 from pdhub.operate.options import LocalConfig
 
 _GUARD = Path(__file__).with_name("guard.py")
@@ -28,6 +28,7 @@ class LocalProcess(Running):
 
     def __init__(self, name: str, process: Process, grace_s: float, on_line: Callable[[str, str], None]) -> None:
         self._name = name
+        secrets = {variable: secret(source) or "" for variable, source in process.secrets.items()}
         read_end, self._pipe = os.pipe()
         argv = [sys.executable, "-I", "-S", str(_GUARD), str(read_end), str(grace_s), "--", *process.argv]
         try:
@@ -36,7 +37,7 @@ class LocalProcess(Running):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=child_environment({"PYTHONUNBUFFERED": "1", **process.env}),
+                env=child_environment({"PYTHONUNBUFFERED": "1", **process.env, **secrets}),
                 pass_fds=(read_end,),
                 start_new_session=True,
                 text=True,

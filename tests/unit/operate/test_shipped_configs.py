@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from pdhub.cli import main
 from pdhub.config.build import load_config, load_plan
+from pdhub.config.topology import topology
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
 
@@ -30,3 +33,31 @@ def test_the_quickstart_resolves_every_plugin() -> None:
     assert plan.pools["fast"].config.model_dump()["speculation"] == "prompt_lookup"
     assert plan.transport.spec.name == "shm"
     assert plan.policy.spec.name == "slo_threshold"
+
+
+@pytest.mark.parametrize("name", ["vllm-pull", "vllm-push", "vllm-efa"])
+def test_vllm_servers_have_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        metadata.version("pdhub-vllm")
+    except metadata.PackageNotFoundError:
+        pytest.skip("pdhub-vllm is not installed")
+    path = next(path for path in CONFIGS if path.stem == name)
+    ports = set()
+    for node in topology(load_plan(path)).nodes:
+        with pytest.raises(SystemExit) as done:
+            main(["vllm", "command", str(path), node.name, "--json"])
+        assert done.value.code == 0
+        made = json.loads(capsys.readouterr().out)
+        assert made["argv"][:2] == ["vllm", "serve"]
+        assert made["ready_url"] == f"{node.url}/health"
+        if "--kv-transfer-config" in made["argv"]:
+            ports.add((node.host, made["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"]))
+    assert len(ports) == sum(1 for node in topology(load_plan(path)).nodes if node.config["handoff"] != "none")
+
+
+def test_pull_and_push_cannot_share_an_instance(capsys: pytest.CaptureFixture[str]) -> None:
+    path = next(path for path in CONFIGS if path.stem == "vllm-push")
+    with pytest.raises(SystemExit) as done:
+        main(["check", str(path), "--set", 'prefill.0.pools=["pull", "push"]'])
+    assert done.value.code == 2
+    assert "split it" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from pdhub.api import Feature, PluginConfig
+from pdhub_vllm.operate_config import ServeConfig
 
 
 class Handoff(StrEnum):
@@ -70,3 +71,4 @@ class VLLMConfig(PluginConfig):
         pattern=r"^http://[^/?#@]+$",
         description="Mooncake: an external bootstrap server, `http://host:port`; default is the instance's own.",
     )
+    serve: ServeConfig = Field(default_factory=ServeConfig, description="How `pdhub up` starts the servers.")

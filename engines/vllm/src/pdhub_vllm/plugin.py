@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pdhub.api import Capabilities, EngineClient, EngineSpec, Operate, Stability, hookimpl
+from pdhub.api import Capabilities, Command, CommandSpec, EngineClient, EngineSpec, Operate, Stability, hookimpl
 from pdhub_vllm.abilities import declared
 from pdhub_vllm.config import VLLMConfig
 
@@ -25,6 +25,12 @@ def _operate(config: VLLMConfig) -> Operate:
     return VLLMOperate(config)
 
 
+def _command() -> Command:
+    from pdhub_vllm.command import VLLMCommand
+
+    return VLLMCommand()
+
+
 @hookimpl
 def pdhub_register_engines() -> Iterable[EngineSpec]:
     return [
@@ -36,5 +42,17 @@ def pdhub_register_engines() -> Iterable[EngineSpec]:
             client=_client,
             operate=_operate,
             declares=_declares,
+        )
+    ]
+
+
+@hookimpl
+def pdhub_register_commands() -> Iterable[CommandSpec]:
+    return [
+        CommandSpec(
+            name="vllm",
+            summary="Print how a vLLM server of a configuration is started.",
+            stability=Stability.ALPHA,
+            factory=_command,
         )
     ]
