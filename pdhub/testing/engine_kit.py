@@ -153,6 +153,17 @@ class EngineConformance(FeatureRules):
         driver.engine.release(driver.claim(8))
         assert set(driver.transport.regions) == before, "regions leak"
 
+    async def test_E07_what_is_declared_is_what_starts(
+        self, driver: EngineDriver, spec: EngineSpec, options: dict[str, Any]
+    ) -> None:
+        """`pdhub explain` answers from what the spec declares; where it differs, the answer is wrong."""
+        if spec.declares is None:
+            pytest.skip("the spec declares nothing")
+        declared, real = spec.declares(spec.config.model_validate(options)), driver.info.capabilities
+        assert declared.features == real.features
+        assert (declared.slots, declared.max_logprobs) == (real.slots, real.max_logprobs)
+        assert declared.max_context >= real.max_context, "a model may shorten what the options allow, not lengthen it"
+
     # ---- streams
 
     async def test_E10_the_first_token_is_prefills(self, driver: EngineDriver, prompt: tuple[int, ...]) -> None:

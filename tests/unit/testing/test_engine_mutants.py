@@ -285,6 +285,7 @@ RULES = {
     "E04": [AnyLayout],
     "E05": [NoContextCheck],
     "E06": [LeaksRegions],
+    "E07": [NoSlots, DeclaresMore],
     "E10": [SamplesFirstAgain],
     "E11": [FinishesTwice, Miscounts],
     "E12": [OneTooMany],
@@ -347,6 +348,7 @@ async def run(rule: str, mutant: object) -> None:
     if issubclass(engine, toy.ToyPrefill):
         engine, prefill = toy.ToyEngine, engine
     spec = EngineSpec(name="mutant", summary="broken", config=toy.ToyConfig, runtime=engine, prefill=prefill)
+    spec = dataclasses.replace(spec, declares=toy.ToyConfig.capabilities)
     options = {"slots": 2, "chunk_tokens": 8, "eos_every": 3 if rule == "E35" else 0}
     driver = EngineDriver(spec, toy.ToyConfig(**options))
     await driver.start()
@@ -358,6 +360,8 @@ async def run(rule: str, mutant: object) -> None:
         "driver": driver,
         "prompt": PROMPT,
         "need": need,
+        "spec": spec,
+        "options": options,
         "limit": 2,
         "feature": Feature.FREQUENCY_PENALTY if rule == "E37" else Feature.LOGIT_BIAS,
     }
