@@ -1,24 +1,31 @@
-"""``pdhub vllm command CONFIG NODE``."""
+"""``pdhub vllm command CONFIG NODE`` and ``pdhub vllm contract PATH …``."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from pdhub.api import Command, CommandHost, Process
 
 _EXAMPLES = """examples:
   pdhub vllm command configs/vllm-pull.yaml prefill-0
   pdhub vllm command my.yaml decode-0 --json
+  pdhub vllm contract vllm-0.34.0-cp38-abi3-manylinux_2_28_x86_64.whl
+  pdhub vllm contract /opt/vllm/lib/python3.12/site-packages
 """
 
 
 class VLLMCommand(Command):
-    """One verb: ``command``."""
+    """Verbs ``command`` and ``contract``."""
 
-    help = "Print how a vLLM server of a configuration is started.\n\n" + _EXAMPLES
+    help = (
+        "Print how a vLLM server of a configuration is started; check that a version of vLLM has what pdhub uses.\n\n"
+        + _EXAMPLES
+    )
 
     def run(self, args: Sequence[str]) -> int:
         raise NotImplementedError("needs the host: run_with")
@@ -28,6 +35,8 @@ class VLLMCommand(Command):
             options = _parser().parse_args(list(args))
         except SystemExit as stop:  # argparse wrote its message; the host turns statuses into exits
             return int(stop.code or 0)
+        if options.verb == "contract":
+            return _contract(options.paths)
         process = host.process(options.config, options.node, options.set)
         print(_as_json(process) if options.json else _as_shell(process))
         if not options.json:
@@ -50,7 +59,23 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("node", metavar="NODE", help="name of a node or of a prefill instance")
     command.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="replace one value")
     command.add_argument("--json", action="store_true", help="print argv, env, secrets and ready_url as JSON")
+    contract = verbs.add_parser("contract", help="read a wheel or an installed vLLM: does it have what pdhub uses?")
+    contract.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="a wheel, or a site-packages directory")
     return parser
+
+
+def _contract(paths: Sequence[Path]) -> int:
+    from pdhub_vllm.contract import check, table, version_of
+
+    found = {}
+    for path in paths:
+        try:
+            found[f"{version_of(path)} ({path.name})"] = check(path)
+        except (OSError, zipfile.BadZipFile) as error:
+            print(f"error: {path}: {error}", file=sys.stderr)
+            return 2
+    print("\n".join(table(found)))
+    return 0 if all(result.ok for results in found.values() for result in results) else 1
 
 
 def _as_shell(process: Process) -> str:

@@ -25,7 +25,12 @@ TROUBLES: Final[Mapping[str, tuple[str, str]]] = {
         "look at the log of this server for NIXL's message",
     ),
     "vllm:nixl_num_failed_notifications": ("notifications failed", "look at the log of this server for NIXL's message"),
+    "vllm:mooncake_num_kv_expired_reqs": (
+        "prompts whose KV expired before decode fetched it",
+        "raise `lease_s` on both sides, or lower the pool's `slots`: decode requests wait too long",
+    ),
     "vllm:mooncake_num_failed_transfers": ("transfers failed", "look at the log of this server for Mooncake's message"),
+    "vllm:mooncake_num_failed_recvs": ("transfers failed", "look at the log of this server for Mooncake's message"),
 }
 
 

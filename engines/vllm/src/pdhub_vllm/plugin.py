@@ -51,7 +51,7 @@ def pdhub_register_commands() -> Iterable[CommandSpec]:
     return [
         CommandSpec(
             name="vllm",
-            summary="Print how a vLLM server of a configuration is started.",
+            summary="How a vLLM server of a configuration is started; what a version of vLLM lacks.",
             stability=Stability.ALPHA,
             factory=_command,
         )
