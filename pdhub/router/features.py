@@ -12,7 +12,7 @@ _GRAMMAR = (
     "guided_decoding_backend", "structural_tag",
 )  # fmt: skip
 _EXTENSIONS = (
-    "bad_words", "allowed_token_ids", "logits_processors", "use_beam_search", "length_penalty", "early_stopping",
+    "bad_words", "allowed_token_ids", "logits_processors", "length_penalty", "early_stopping",
     "truncate_prompt_tokens", "suffix", "chat_template", "documents", "thinking_token_budget", "prediction",
     "cache_salt", "mm_processor_kwargs", "vllm_xargs",
 )  # fmt: skip
@@ -27,7 +27,7 @@ def features_of(body: Mapping[str, Any], chat: bool) -> frozenset[Feature]:
     """
     asked = {
         Feature.N: (body.get("n") or 1) > 1 or (not chat and choices_of(body) > 1),
-        Feature.BEST_OF: (body.get("best_of") or 1) > 1,
+        Feature.BEST_OF: (body.get("best_of") or 1) > 1 or bool(body.get("use_beam_search")),
         Feature.ECHO: bool(body.get("echo")),
         Feature.PROMPT_LOGPROBS: body.get("prompt_logprobs") is not None,
         Feature.LOGPROBS: logprobs_of(body, chat) is not None,

@@ -22,7 +22,8 @@ _MEMBERS: Mapping[Feature, tuple[str, ...]] = {
     Feature.MULTIMODAL: ("messages", "prompt_embeds", "audio"),
     Feature.REASONING: ("reasoning_effort", "reasoning"),
     Feature.N: ("n", "prompt"),
-    Feature.EXTENSIONS: ("bad_words", "allowed_token_ids", "suffix", "use_beam_search", "chat_template", "vllm_xargs"),
+    Feature.BEST_OF: ("best_of", "use_beam_search"),
+    Feature.EXTENSIONS: ("bad_words", "allowed_token_ids", "suffix", "chat_template", "vllm_xargs"),
 }
 """Where a feature's name is not the member's."""
 

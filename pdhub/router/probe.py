@@ -111,12 +111,10 @@ class Prober:
             return
         try:
             load = client.parse_load(await self._caller.answer(endpoint, call))
-        except EngineFailed as error:
-            load = EngineLoad()
-            self._say(endpoint, f"its load cannot be read: {error.message}")
-        except InvalidRequest as error:
-            load = EngineLoad()
-            self._say(endpoint, f"it does not tell its load: {error.message}")
+        except (EngineFailed, InvalidRequest) as error:
+            endpoint.told(EngineLoad(), self._clock())
+            self._say(endpoint, f"it cannot be read: {error.message}")
+            return
         for signal in SIGNALS:
             if getattr(load, signal) is None:
                 self._say(endpoint, f"it does not tell '{signal}', which counts as unknown")
