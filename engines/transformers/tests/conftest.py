@@ -10,6 +10,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+torch.set_num_threads(1)  # several threads wait for each other, which takes ages on a machine that does other things
+
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}"
     "{{ m.tool_calls[0].function.arguments.city }}{% endif %}{{ '\n' }}{% endfor %}"
