@@ -57,6 +57,14 @@ PREFILL_KEEP: Final[Mapping[str, str]] = MappingProxyType(
         "prompt_logprobs": "the prompt's log probabilities are known here only",
         "ignore_eos": "says nothing about one token",
         "parallel_tool_calls": "says nothing about one token",
+        "truncate_prompt_tokens": "the prompt",
+        "add_generation_prompt": "the prompt",
+        "continue_final_message": "the prompt",
+        "documents": "the chat template reads them",
+        "reasoning_effort": "the chat template may read it",
+        "cache_salt": "which cached blocks may be used; both legs must name the same",
+        "priority": "who is computed first, on either leg",
+        "service_tier": "as priority, for engines that know it",
         "user": "for the engine's records",
     }
 )

@@ -68,6 +68,14 @@ ROWS: list[tuple[str, Any, Any]] = [
     ("ignore_eos", True, True),
     ("parallel_tool_calls", False, False),
     ("user", "u", "u"),
+    ("truncate_prompt_tokens", 5, 5),
+    ("add_generation_prompt", False, False),
+    ("continue_final_message", True, True),
+    ("documents", [{"text": "d"}], [{"text": "d"}]),
+    ("reasoning_effort", "low", "low"),
+    ("cache_salt", "s", "s"),
+    ("priority", -3, -3),
+    ("service_tier", "flex", "flex"),
     ("some_extension", {"a": [1, None]}, {"a": [1, None]}),
 ]
 

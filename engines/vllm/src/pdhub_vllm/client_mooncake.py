@@ -13,7 +13,7 @@ from pdhub_vllm.config import Handoff
 
 class MooncakeClient(SplitClient):
     """``mooncake``: both legs at once, one transfer id. There are no heartbeats: what nobody fetches waits for
-    ``VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT``.
+    ``VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT``, and so does a decode leg that nobody writes to.
 
     The bootstrap server is asked with every probe, so that a restarted instance is known by its new id.
     """
@@ -21,7 +21,7 @@ class MooncakeClient(SplitClient):
     handoff = Handoff.MOONCAKE
     order = LegOrder.TOGETHER
     bind = Bind.EARLY
-    default_lease_s = 480.0
+    default_lease_s = 45.0
     freed = Freed.LEASE
 
     def details(self, node: Target) -> Mapping[str, Call]:

@@ -51,8 +51,8 @@ class PullClient(SplitClient):
 
 
 class PushClient(SplitClient):
-    """``nixl_push``: both legs at once, paired by their request id. Where prefill's connector is not known yet it is told
-    by prefill's answer, and the legs follow one another.
+    """``nixl_push``: both legs at once, paired by their request id. Where prefill's connector is not known yet, they
+    follow one another, and prefill's answer tells it.
 
     Decode does not time out by itself if prefill never writes: the host closes its connection.
     """

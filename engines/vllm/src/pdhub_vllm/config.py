@@ -42,7 +42,7 @@ class VLLMConfig(PluginConfig):
         gt=0,
         le=86_400,
         description="How long a prompt's KV waits for its decode call: `kv_lease_duration` of NIXL (default 30), "
-        "`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT` of Mooncake (default 480).",
+        "`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT` of Mooncake (default 45; vLLM's own is 480).",
     )
     metrics: bool = Field(
         True, description="Read the load from `/metrics`; without it only the router's own count is known."

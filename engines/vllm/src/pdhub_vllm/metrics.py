@@ -26,7 +26,7 @@ _LINE: Final = re.compile(
 
 
 def read_load(text: str) -> EngineLoad:
-    """Sums over data-parallel ranks (``engine`` labels); of ``kv_usage`` the fullest rank's. None for what is missing."""
+    """Sums over data-parallel ranks (label ``engine``); of ``kv_usage`` the fullest rank's. What is missing is None."""
     values: dict[str, list[float]] = {}
     for name, told in _LINE.findall(text):
         if (value := _number(told)) is not None:
