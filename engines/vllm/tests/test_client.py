@@ -25,7 +25,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PARAMS = {
     "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1, 2]], "remote_engine_id": "e",
     "remote_request_id": "cmpl-x-0-00000000", "remote_host": "h", "remote_port": 5600, "tp_size": 2, "dcp_size": 1,
-    "pp_size": 1, "remote_num_tokens": 20, "remote_blocks_expiry_time": None, "transfer_mode": "pull", "later": {"a": 1},
+    "pp_size": 1, "remote_num_tokens": 20, "remote_blocks_expiry_time": None, "transfer_mode": "pull", "new": {"a": 1},
 }  # fmt: skip
 
 

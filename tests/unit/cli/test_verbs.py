@@ -220,7 +220,7 @@ def _references_exist(value: Any, defs: dict[str, Any]) -> None:
     [
         (["chekc"], "there is no command 'chekc'", "did you mean 'check'?"),
         (["frobnicate"], "there is no command 'frobnicate'", "pdhub --help"),
-        (["vllm", "serve"], "no command plugin 'vllm' is installed", "pip install pdhub-vllm"),
+        (["nixl", "serve"], "no command plugin 'nixl' is installed", "pip install pdhub-nixl"),
         (["--log-level", "loud", "plugins"], "unknown log level 'loud'", "debug, info, warning, error"),
         (["new", "engin", "x"], "'engin' is not one of", "engine"),
         (["node"], "Missing argument", "CONFIG"),

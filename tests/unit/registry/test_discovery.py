@@ -129,7 +129,7 @@ def test_extra_objects_need_no_module() -> None:
     assert load(extra=[plugin]).engine("inline")
 
 
-@pytest.mark.parametrize("name", ["vllm", "nixl", "mooncake", "tilert"])
+@pytest.mark.parametrize("name", ["nixl", "mooncake"])
 def test_a_known_name_says_what_to_install(name: str) -> None:
     with pytest.raises(PluginError) as caught:
         load().engine(name)
