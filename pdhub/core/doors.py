@@ -80,7 +80,7 @@ def find_door(
         doors.append(Door(pool, pool == inside or opens(pool), ttft, best.tpot_ms))
         if len(doors) == 1 and inside is None:  # as a rule the first will do, and nobody else is asked
             way = choose_door(doors, request.slo, left_ms)
-            if way.in_time and (target is None or best.tpot_ms is None or best.tpot_ms <= target):
+            if way.in_time:
                 return way
     return choose_door(doors, request.slo, left_ms, inside)
 

@@ -38,13 +38,14 @@ class Way:
 
 
 def choose_door(doors: Sequence[Door], slo: SLO, left_ms: float, held: str | None = None) -> Way:
-    """The first door, in the policy's order, that keeps both targets; else the first that keeps TTFT (late tokens
-    are better than none); else the first that opens; else the first. What is unknown speaks against nobody.
+    """The policy's first door while the first token comes in time there: how fast tokens follow was the policy's to
+    weigh. Else the first that keeps both targets; else the first that keeps TTFT (late tokens are better than none);
+    else the first that opens; else the first. What is unknown speaks against nobody.
 
     Args:
         doors: at least one, in the policy's order.
         left_ms: of the time in which the first token is due.
-        held: a pool in which the request has a place, or waits: it stays while that keeps its targets.
+        held: a pool in which the request has a place: it stays while that keeps TTFT.
     """
     ordered = sorted(doors, key=lambda door: door.pool != held)
 
@@ -54,6 +55,8 @@ def choose_door(doors: Sequence[Door], slo: SLO, left_ms: float, held: str | Non
     def attains(door: Door) -> bool:
         return timely(door) and (door.tpot_ms is None or slo.tpot_ms is None or door.tpot_ms <= slo.tpot_ms)
 
+    if timely(ordered[0]):
+        return Way(ordered[0].pool, True)
     for fits, in_time in ((attains, True), (timely, True), (lambda door: door.opens, False)):
         found = next((door for door in ordered if fits(door)), None)
         if found is not None:

@@ -30,6 +30,7 @@ def test_the_policys_first_pool_while_it_is_in_time_or_unknown():
     later = Door("b", ttft_ms=1.0, tpot_ms=1.0)
     assert way(Door("a", ttft_ms=999, tpot_ms=9), later) == Way("a", True)
     assert way(Door("a"), later) == Way("a", True)
+    assert way(Door("a", ttft_ms=999, tpot_ms=99), later) == Way("a", True), "tokens were the policy's to weigh"
 
 
 def test_the_next_before_the_target_is_lost():
@@ -67,5 +68,4 @@ def test_never_a_worse_door_than_another_that_is_offered(doors, left):
     assert chosen.in_time == (not late(door))
     assert chosen.in_time or all(late(d) for d in doors)
     assert door.opens or not any(d.opens for d in doors)
-    if door is not doors[0] and not late(doors[0]):
-        assert doors[0].tpot_ms > TARGETS.tpot_ms
+    assert door is doors[0] or late(doors[0])
