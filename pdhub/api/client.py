@@ -229,6 +229,12 @@ class EngineClient(ABC):
         after a claim. None: closing the connection is enough."""
         return None
 
+    def alone(self, leg: Leg) -> Call | None:
+        """The whole request answered by ``leg.decode`` (a node or a prefill instance) without any hand-over, as one JSON
+        document, and without what its cache may have from one. The host compares a short greedy answer over both legs
+        with it before it uses a pair. None: it cannot be compared."""
+        return None
+
     def load(self, node: Target) -> Call | None:
         """A cheap GET for the node's load; None = it cannot say."""
         return None

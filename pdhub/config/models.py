@@ -55,6 +55,11 @@ class RouterConfig(Model):
     probe_interval_s: Seconds = Field(1.0, description="Time between two health probes of a node.")
     probe_timeout_s: Seconds = Field(2.0, description="A probe that takes longer has failed.")
     probe_failures: int = Field(3, ge=1, description="Failed probes in a row after which an idle node is down.")
+    pair_check: bool = Field(
+        True,
+        description="Before a prefill instance and a node are used together, and when one comes back: compare a short "
+        "greedy answer with that of one server alone, where the engine can answer so.",
+    )
     drain_s: Seconds = Field(10.0, description="When told to stop: how long open answers may take to finish.")
     debug_headers: bool = Field(
         False,

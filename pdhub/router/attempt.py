@@ -118,6 +118,11 @@ class Attempt:
         return self._choice
 
     @property
+    def leg(self) -> Leg:
+        """What engine clients know of it."""
+        return self._leg
+
+    @property
     def at(self) -> Endpoint:
         """Whose turn it was: after an error, the endpoint that it came from."""
         return self._at

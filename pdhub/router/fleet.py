@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pdhub.core.latency import LatencyModel
 from pdhub.router.breaker import Breaker, BreakerState
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import no_endpoints
+from pdhub.router.pairs import Pairs
 from pdhub.router.picture import Picture
 
 log = logging.getLogger("pdhub.router.fleet")
@@ -99,8 +101,15 @@ class Fleet:
         self.prefills = {endpoint.name: endpoint for endpoint in prefills}
         self._pair_open_s = pair_open_s
         self._pairs: dict[tuple[str, str], Breaker] = {}
+        self.pairs = Pairs()
         self.latency = latency
         self._picture = Picture(self.pools, self.prefills, latency, load_stale_s, waiting)
+
+    def untaught(self) -> Fleet:
+        """The same endpoints, for requests of the router's own: nothing is learned from how long they take."""
+        fleet = copy.copy(self)
+        fleet.latency = LatencyModel()
+        return fleet
 
     def changed(self, *endpoints: Endpoint) -> None:
         """Something that a policy may look at changed, of these or (if none is given) of any; the next reader gets a
@@ -154,6 +163,7 @@ class Fleet:
             and p.usable(now)
             and _able(p, features)
             and self.pair(p.name, node.name).state(now) is not BreakerState.OPEN
+            and not self.pairs.held(p.name, node.name)
         ]
         if not able:
             raise no_endpoints("no prefill instance is ready")

@@ -24,6 +24,7 @@ def readiness(fleet: Fleet, now: float) -> tuple[bool, dict[str, Any]]:
             else:
                 problems.append(f"{node.name}: {problem}")
     problems += [f"{p.name}: {_sick(p, now)}" for p in fleet.prefills.values() if not p.usable(now)]
+    problems += [f"pair {problem}" for problem in fleet.pairs.problems()]
     document = {
         "status": "ready" if usable else "not ready",
         "problems": problems,
@@ -32,6 +33,7 @@ def readiness(fleet: Fleet, now: float) -> tuple[bool, dict[str, Any]]:
             pool.name: {name: node.health(now).value for name, node in pool.nodes.items()}
             for pool in fleet.pools.values()
         },
+        "pairs": {f"{p} → {n}": found.verdict.value for (p, n), found in fleet.pairs.found.items()},
     }
     return usable > 0, document
 
@@ -45,8 +47,11 @@ def _problem(fleet: Fleet, pool: Pool, node: Endpoint, now: float) -> str | None
     known = [p for p in fleet.prefills_of(pool.name) if p.info]
     if known and not any(fits(p, accepts) for p in known):
         return "KV layout mismatch: no prefill instance writes a layout that it takes"
-    if not any(p.usable(now) and fits(p, accepts) for p in known):
+    ready = [p for p in known if p.usable(now) and fits(p, accepts)]
+    if not ready:
         return "no prefill instance is ready for it"
+    if all(fleet.pairs.held(p.name, node.name) for p in ready):
+        return "no prefill instance has passed the self-check with it"
     return None
 
 

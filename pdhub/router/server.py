@@ -26,6 +26,7 @@ from pdhub.router.endpoint import Endpoint
 from pdhub.router.fleet import Fleet, Pool
 from pdhub.router.gate import Gate
 from pdhub.router.janitor import Janitor
+from pdhub.router.paircheck import PairChecker
 from pdhub.router.presentation import TextDecoder, load_text_decoder
 from pdhub.router.probe import Prober
 from pdhub.router.relay import Upstream
@@ -73,6 +74,7 @@ class RouterServer:
             gate.waiting,
             latency.errors,
             self._live,
+            lambda: [(p, n, not found.held) for (p, n), found in fleet.pairs.found.items()],
         )
         caller = Caller(self._upstream, config.router, clock)
         self.context = Context(
@@ -90,7 +92,12 @@ class RouterServer:
         )
         self.reloader = Reloader(self.context, reload, plan.path, config.router.reload_interval_s)
         self._told: dict[str, tuple[bool, Mapping[str, Any]]] = {}
-        self._prober = Prober(caller, config.router, clock, self._refresh)
+        self._prober = Prober(caller, config.router, clock, self._probed)
+        self._instances = {name: self._instance(name) for name in fleet.prefills}
+        self._checker: PairChecker | None = None
+        if config.router.pair_check:
+            checks = metrics.pair_checks
+            self._checker = PairChecker(self.context, self._instances.get, lambda verdict: checks.labels(verdict).inc())
         self._http = HttpServer(
             make_app(self.context, self.reloader), config.router.host, config.router.port, "the router"
         )
@@ -115,11 +122,7 @@ class RouterServer:
             for node in pool.nodes.values():
                 self._prober.watch(node, pool.client)
         for prefill in fleet.prefills.values():
-            spec = self.plan.prefill[prefill.name]
-            client = (
-                None if spec.spec.prefill is not None or spec.spec.client is None else spec.spec.client(spec.config)
-            )
-            self._prober.watch(prefill, client)
+            self._prober.watch(prefill, self._instances[prefill.name])
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests with 503 and let open answers end. True if all ended in time."""
@@ -140,6 +143,8 @@ class RouterServer:
         await self.reloader.close()
         await self._http.stop()
         await self._prober.close()
+        if self._checker is not None:
+            await self._checker.close()
         await self.context.janitor.close()
         await self._upstream.close()
         if self.context.observer is not None:
@@ -151,6 +156,11 @@ class RouterServer:
         rules = context.rules
         failing = last is not None and bool(last.problem)
         return LiveRules(rules.policy.name, rules.version, rules.since_s, failing, context.decisions.dropped)
+
+    def _probed(self, endpoint: Endpoint) -> None:
+        self._refresh(endpoint)
+        if self._checker is not None:
+            self._checker.probed(endpoint)
 
     def _refresh(self, endpoint: Endpoint) -> None:
         """After a probe: capabilities, capacity and the policies' picture follow. Most probes bring nothing new."""
@@ -167,6 +177,12 @@ class RouterServer:
             context.gate.resize(pool.name, sum(_places(pool.client, n) for n in there))
         context.fleet.changed()
         self._told[endpoint.name] = told
+
+    def _instance(self, name: str) -> EngineClient | None:
+        """What speaks to a prefill instance; None for one of `pdhub node`."""
+        engine = self.plan.prefill[name]
+        embedded = engine.spec.prefill is not None or engine.spec.client is None
+        return None if embedded or engine.spec.client is None else engine.spec.client(engine.config)
 
     def _pool(self, pool: PoolConfig) -> Pool:
         engine = self.plan.pools[pool.name]

@@ -60,6 +60,7 @@ class RouterMetrics:
         endpoints: now: (endpoint, in flight, whether it is usable).
         waiting: now: requests in each pool's queue.
         predictions: now: how good they were, by (pool, metric). rules: now: what is live.
+        pairs: now: (prefill instance, node, whether requests may take that path).
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class RouterMetrics:
         waiting: Callable[[], Mapping[str, int]],
         predictions: Callable[[], Mapping[tuple[str, LatencyMetric], Calibration]],
         rules: Callable[[], LiveRules],
+        pairs: Callable[[], Iterable[tuple[str, str, bool]]] = lambda: (),
     ) -> None:
         self.registry = CollectorRegistry()
         self._endpoints = endpoints
         self._waiting = waiting
         self._predictions = predictions
         self._rules = rules
+        self._pairs = pairs
         r = self.registry
         self.requests = Counter(
             "pdhub_router_requests_total", "Requests that ended.", ["pool", "outcome", "code"], registry=r
@@ -113,6 +116,9 @@ class RouterMetrics:
         self.prefill_failures = Counter(
             "pdhub_router_prefill_failures_total", "Failed prefill legs.", ["prefill"], registry=r
         )
+        self.pair_checks = Counter(
+            "pdhub_router_pair_checks_total", "Self-checks of pairs: good, bad or unknown.", ["result"], registry=r
+        )
         self.shadow = Counter(
             "pdhub_router_shadow_total",
             "Decisions of the shadow policy, by its pool and by what it agrees on with the real one.",
@@ -147,10 +153,17 @@ class RouterMetrics:
         for name, count, ok in self._endpoints():
             in_flight.add_metric([name], count)
             usable.add_metric([name], float(ok))
+        pairs = GaugeMetricFamily(
+            "pdhub_router_pair_usable",
+            "1 if requests may be prefilled and decoded there; 0 until the self-check has passed.",
+            labels=["prefill", "node"],
+        )
+        for prefill, node, ok in self._pairs():
+            pairs.add_metric([prefill, node], float(ok))
         waiting = GaugeMetricFamily("pdhub_router_waiting", "Requests in the queue.", labels=["pool"])
         for pool, count in self._waiting().items():
             waiting.add_metric([pool], count)
-        return [in_flight, usable, waiting, *self._calibration(), *self._live()]
+        return [in_flight, usable, pairs, waiting, *self._calibration(), *self._live()]
 
     def _live(self) -> Iterable[Metric]:
         """Which rules are live, and whether the file agrees with them."""

@@ -280,10 +280,12 @@ async def world(
     router=None,
     single=False,
     decodes=1,
+    ready=True,
     **sections,
 ):
     """Args:
     options: of the prefill instance's engine. single: an aggregated pool too, second in order.
+    ready: wait until all is ready.
     """
     fabric = Fabric()
     prefill = VLLM(fabric, handoff, ranks=ranks, engine_id=engine_id)
@@ -314,7 +316,7 @@ async def world(
         )
     data = {
         "model": {"name": "m", "aliases": ["alias"]},
-        "router": {"port": 0, "debug_headers": True, "probe_interval_s": 0.1, **(router or {})},
+        "router": {"port": 0, "debug_headers": True, "probe_interval_s": 0.1, "pair_check": False, **(router or {})},
         "prefill": [
             {"name": "p0", "port": prefill.port, "launch": False, "engine": {"type": "vllm", "config": config}}
         ],
@@ -330,7 +332,8 @@ async def world(
         try:
             await server.start()
             running = Running(server, http)
-            await _ready(running)
+            if ready:
+                await _ready(running)
             yield World(prefill, nodes[0], alone, running)
         finally:
             await server.close()

@@ -45,6 +45,11 @@ class VLLMClient(EngineClient):
             context = next((c for c in told if isinstance(c, int) and c > 0), UNKNOWN_CONTEXT)
         return replace(declared(self._config), max_context=context)
 
+    def alone(self, leg: Leg) -> Call:
+        # The salt keeps blocks that came over the wire out of the answer that they are compared with.
+        changes = {**self.renamed(leg), "cache_salt": leg.transfer_id}
+        return Call("POST", leg.request.endpoint, base=Base.CLIENT, set=changes, reply=Reply.JSON)
+
     def load(self, node: Target) -> Call | None:
         return Call("GET", "/metrics", reply=Reply.TEXT) if self._config.metrics else None
 
