@@ -230,9 +230,9 @@ class EngineClient(ABC):
         return None
 
     def alone(self, leg: Leg) -> Call | None:
-        """The whole request answered by ``leg.decode`` (a node or a prefill instance) without any hand-over, as one JSON
-        document, and without what its cache may have from one. The host compares a short greedy answer over both legs
-        with it before it uses a pair. None: it cannot be compared."""
+        """The whole request answered by ``leg.decode`` (a node or a prefill instance) without any hand-over, as one
+        JSON document, and without what its cache may have from one. The host compares a short greedy answer over both
+        legs with it before it uses a pair. None: it cannot be compared."""
         return None
 
     def load(self, node: Target) -> Call | None:

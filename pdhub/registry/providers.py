@@ -28,6 +28,6 @@ BUILTIN_COMMANDS: Final = frozenset(
         "calibrate",
         "bench",
         "help",
-    }  # fmt: skip
+    }
 )
 """Verbs of ``pdhub`` itself; a plugin's command group cannot have one of these names."""
