@@ -121,7 +121,7 @@ class RequestRecord:
         queued_ms: waited for a place in the pool. concurrency: requests on the node when this one started there.
         tier: the service tier that really served it.
         predicted_ttft_ms, predicted_tpot_ms: what the latency model said when the node was chosen.
-        session, prefix: as in :class:`RequestView`; what affinity learns from.
+        session, prefix: as in :class:`RequestView`; what affinity learns from. priority: as there.
     """
 
     id: str
@@ -148,4 +148,5 @@ class RequestRecord:
     predicted_tpot_ms: float | None = None
     session: str = ""
     prefix: tuple[int, ...] = ()
+    priority: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -16,11 +16,12 @@ from pydantic import Field
 
 from pdhub.api.plugin import PluginConfig
 from pdhub.api.policy import Candidate, Decision, NodeView, Policy, PoolView, Prediction, Reason, Snapshot
-from pdhub.api.request import RequestView
+from pdhub.api.request import RequestRecord, RequestView
 from pdhub.policies.candidates import Candidates
 from pdhub.policies.capable import sift
 from pdhub.policies.draw import mix, seed_of, unit
 from pdhub.policies.occupancy import busy, places
+from pdhub.policies.reserve import Reserve
 
 NAME = "slo"
 
@@ -41,6 +42,12 @@ class SloConfig(PluginConfig):
     )
     fill: bool = Field(True, description="Fill the fullest node that still attains; false spreads requests evenly.")
     shed: bool = Field(True, description="Refuse a request of negative priority that no node would serve in time.")
+    leave: float = Field(
+        0.5,
+        gt=0,
+        description="Shed a request of negative priority also where its first token would take more than this share of "
+        "what the more demanding of the important requests ask for: they wait behind the same prompts.",
+    )
     throughput: str | None = Field(
         None, description="Pool for requests without a target; default is the cheapest, then the one with most slots."
     )
@@ -75,6 +82,7 @@ class Slo(Policy):
 
     def __init__(self, config: SloConfig) -> None:
         self._config = config
+        self._reserve = Reserve()
 
     def choose(self, request: RequestView, snapshot: Snapshot, now: float, rng: random.Random) -> Decision:
         kept, dropped, nobody = sift(request, snapshot.pools)
@@ -87,19 +95,37 @@ class Slo(Policy):
         else:
             rows = self._with_target(request, snapshot, kept, now, seed)
             reason = _REASONS[rows[0][_TIER]]
-            if rows[0][_TIER] == MISSES and self._config.shed and request.priority < 0:
-                shed = Candidates(lambda: [*_explained(rows, kept, request, snapshot, now, shed=True), *dropped])
-                return Decision((), shed, Reason.SHED, NAME)
             explored = self._explored(request, rows, seed)
             if explored is not None:
                 rows.insert(0, rows.pop(explored))
                 reason = Reason.EXPLORE
+        why = self._shed(request, snapshot, kept, rows[0], now) if request.priority < 0 else None
         return Decision(
-            order=tuple([row[_NAMES] for row in rows]),
-            candidates=Candidates(lambda: [*_explained(rows, kept, request, snapshot, now), *dropped]),
-            reason=reason,
+            order=tuple([row[_NAMES] for row in rows]) if why is None else (),
+            candidates=Candidates(lambda: [*_explained(rows, kept, request, snapshot, now, why), *dropped]),
+            reason=reason if why is None else Reason.SHED,
             policy=NAME,
         )
+
+    def observe(self, record: RequestRecord) -> None:
+        self._reserve.observe(record)
+
+    def _shed(self, request: RequestView, snapshot: Snapshot, kept: Kept, first: Row, now: float) -> str | None:
+        """Why a request that may be shed is, though ``first`` could take it; None if it is not."""
+        if not self._config.shed:
+            return None
+        if first[_TIER] == MISSES:
+            return "would miss a target, and the request may be shed"
+        if self._reserve.ttft_ms is None:
+            return None
+        pool, node = next((p, n) for p, n in kept if (p.name, n.name) == first[_NAMES])
+        ttft, limit = (
+            snapshot.latency.predict(request, pool, node, now).ttft_ms,
+            self._reserve.ttft_ms * self._config.leave,
+        )
+        if ttft is None or ttft <= limit:
+            return None
+        return f"first token in {ttft:.0f} ms; more important requests leave {limit:.0f} ms to those that may be shed"
 
     def _with_target(self, request: RequestView, snapshot: Snapshot, kept: Kept, now: float, seed: int) -> list[Row]:
         # Written out without calls: with a thousand nodes this loop is the time of a choice.
@@ -180,15 +206,12 @@ def _spoils(node: NodeView, predicted: Prediction) -> bool:
 
 
 def _explained(
-    rows: Iterable[Row], kept: Kept, request: RequestView, snapshot: Snapshot, now: float, *, shed: bool = False
+    rows: Iterable[Row], kept: Kept, request: RequestView, snapshot: Snapshot, now: float, shed: str | None
 ) -> Iterator[Candidate]:
     """Predictions are made once more: a snapshot's latency model is frozen, and few decisions are ever explained."""
     views = {(pool.name, node.name): (pool, node) for pool, node in kept}
     for _, cost, _, _, names, tier, ratio, load in rows:
         predicted = snapshot.latency.predict(request, *views[names], now)
-        if shed:
-            why = f"would take {ratio:.2f} of the target, and the request may be shed"
-            yield Candidate(*names, dropped_by=NAME, why=why, predicted=predicted)
-        else:
-            scores = {"tier": float(tier), "used": ratio, "cost": cost, "busy": float(load)}
-            yield Candidate(*names, scores=scores, predicted=predicted)
+        scores = {"tier": float(tier), "used": ratio, "cost": cost, "busy": float(load)}
+        by, why = (None, "") if shed is None else (NAME, shed)
+        yield Candidate(*names, dropped_by=by, why=why, scores=scores, predicted=predicted)

@@ -149,6 +149,7 @@ class Flight:
             tier=self.tier if outcome == "ok" else None,
             session=self.asked.session,
             prefix=self.prefix,
+            priority=self.asked.priority,
             queued_ms=self.queued_s * 1000,
             concurrency=self.concurrency,
             predicted_ttft_ms=self.predicted.ttft_ms,

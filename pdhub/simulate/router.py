@@ -458,6 +458,7 @@ class Router:
             predicted_ttft_ms=flight.predicted_ttft,
             predicted_tpot_ms=flight.predicted_tpot,
             prefix=flight.view.prefix,
+            priority=flight.view.priority,
         )
         self._policy.observe(record)
         self._prefill_policy.observe(record)

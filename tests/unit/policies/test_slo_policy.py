@@ -8,7 +8,7 @@ from fleets import ask, asked, busy, fleet, node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdhub.api import Health, Prediction, Reason, Snapshot
+from pdhub.api import SLO, Health, Prediction, Reason, RequestRecord, Snapshot
 from pdhub.policies.slo import Slo, SloConfig
 from pdhub.testing.policy_kit import FixedLatency
 
@@ -166,10 +166,57 @@ def test_shedding_is_for_the_sheddable():
     assert ask(SURE, two(), tpot=1, priority=0).reason is Reason.SLO_LEAST_MISS
     decision = ask(SURE, two(), tpot=1, priority=-1)
     assert (decision.order, decision.reason) == ((), Reason.SHED)
-    assert all(c.dropped_by == "slo" and "4.00 of the target" in c.why for c in decision.candidates if c.pool == "fast")
+    assert all(c.dropped_by == "slo" and "miss a target" in c.why for c in decision.candidates)
+    assert {c.scores["used"] for c in decision.candidates if c.pool == "fast"} == {4.0}
     assert ask(SURE, two(), priority=-1).order, "without a target there is nothing to miss"
     assert ask(SURE, two(latency={}), tpot=1, priority=-1).order, "nor with nothing known"
     assert ask(Slo(SloConfig(shed=False)), two(), tpot=1, priority=-1).order
+
+
+def test_a_neighbour_that_is_lost_protects_nobody():
+    nodes = [node("n0", "general", 3, slots=8, tightest_tpot_ms=10.0), node("n1", "fast", slots=8)]
+    picture = fleet(*nodes, costs=COSTS, latency={"n0": (50, 10.5), "n1": (50, 4)})
+    assert ask(SURE, picture, tpot=40).node == "n1"
+    lost = fleet(*nodes, costs=COSTS, latency={"n0": (50, 20), "n1": (50, 4)})
+    assert ask(SURE, lost, tpot=40).node == "n0", "its neighbour misses anyway; the fast pool is for those it can save"
+
+
+def ended(priority=0, ttft=None, outcome="ok"):
+    return RequestRecord("r", "m", "p", "n", None, "x", outcome, slo=SLO(ttft_ms=ttft), priority=priority)
+
+
+def told(policy, *records):
+    for record in records:
+        policy.observe(record)
+    return policy
+
+
+def test_the_sheddable_leave_the_first_token_to_the_important():
+    """All prompts wait in one line: a backlog that is short enough for patient work is too long for others."""
+    policy = told(Slo(SloConfig(explore=0)), *[ended(ttft=100)] * 16, *[ended(-1)] * 16)
+    assert ask(policy, two(), ttft=4000).order
+    for members in ({"ttft": 4000}, {}):
+        decision = ask(policy, two(), priority=-1, **members)
+        assert (decision.order, decision.reason) == ((), Reason.SHED)
+        assert {c.why for c in decision.candidates} == {
+            "first token in 80 ms; more important requests leave 50 ms to those that may be shed"
+        }
+    assert ask(policy, two(latency={"general": (40, 20)}), priority=-1, ttft=4000).order
+    assert ask(policy, two(latency={}), priority=-1).order, "what is unknown sheds nobody"
+    assert ask(told(Slo(SloConfig(leave=0.9)), *[ended(ttft=100)] * 16), two(), priority=-1).order
+    assert ask(told(Slo(SloConfig(shed=False)), *[ended(ttft=100)] * 16), two(), priority=-1).order
+
+
+def test_what_the_important_ask_for_is_learned_and_forgotten():
+    policy = told(Slo(SloConfig()), *[ended(-1, ttft=1)] * 64, *[ended()] * 64)
+    assert ask(policy, two(), priority=-1).order, "neither the sheddable nor those without a target count"
+    told(policy, ended(ttft=1), *[ended(ttft=1000)] * 39)
+    assert ask(policy, two(), priority=-1).order, "one client that asks for the impossible turns nobody away"
+    told(policy, *[ended(ttft=100)] * 40)
+    assert not ask(policy, two(), priority=-1).order
+    told(policy, *[ended(-1)] * 256)
+    assert ask(policy, two(), priority=-1).order, "they came no more"
+    assert not ask(Slo(SloConfig(important_ttft_ms=100)), two(), priority=-1).order
 
 
 def test_ties_spread_over_nodes_and_stay_with_the_request():
