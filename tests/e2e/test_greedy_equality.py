@@ -97,6 +97,7 @@ async def test_greedy_tokens_equal_plain_generation(tree, smollm2, prompts, plai
         assert one_by_one == plain
         eight = [await asyncio.gather(*(tokens(i) for i in prompts[n : n + 8])) for n in range(0, len(prompts), 8)]
         assert [t for group in eight for t in group] == plain
-        speculated = [await tokens(ids, tpot_ms=5) for ids in prompts]
-        assert speculated == plain
+        if transport == "shm":  # speculation does not know how the KV came
+            speculated = [await tokens(ids, tpot_ms=5) for ids in prompts]
+            assert speculated == plain
     assert running.leaks() == {}

@@ -70,16 +70,17 @@ class Tree:
     def start_all(self, timeout_s: float = 90) -> None:
         for name in [*self.parts, "router"]:
             self.start(name)
-        self.wait_ready(timeout_s)
+        self.wait_ready(timeout_s, whole=True)
 
-    def wait_ready(self, timeout_s: float = 60) -> None:
+    def wait_ready(self, timeout_s: float = 60, *, whole: bool = False) -> None:
+        """Until the router can serve; ``whole``: until nothing is missing."""
         deadline, last = time.monotonic() + timeout_s, ""
         while time.monotonic() < deadline:
             for name, process in self.running.items():
                 if process.poll() is not None and process.returncode not in (0, -signal.SIGKILL):
                     raise AssertionError(f"{name} exited with {process.returncode}:\n{self.log(name)}")
             status, last = get(f"{self.url}/ready")
-            if status == 200:
+            if status == 200 and not (whole and json.loads(last)["problems"]):
                 return
             time.sleep(0.05)
         raise AssertionError(f"not ready after {timeout_s} s: {last}\n" + "\n".join(map(self.log, self.running)))
