@@ -48,6 +48,11 @@ class SloConfig(PluginConfig):
         description="Shed a request of negative priority also where its first token would take more than this share of "
         "what the more demanding of the important requests ask for: they wait behind the same prompts.",
     )
+    important_ttft_ms: float | None = Field(
+        None,
+        gt=0,
+        description="TTFT that important requests are taken to ask for until some came; default is that it is unknown.",
+    )
     throughput: str | None = Field(
         None, description="Pool for requests without a target; default is the cheapest, then the one with most slots."
     )
@@ -63,6 +68,9 @@ ATTAINS, BARELY, UNKNOWN, SPOILS, MISSES = range(5)
 but one more request would spoil the target of another one that runs there."""
 
 _REASONS = (Reason.SLO_MET, Reason.SLO_MET, Reason.SLO_UNKNOWN, Reason.SLO_MET, Reason.SLO_LEAST_MISS)
+
+LOST: Final = 1.1
+"""A neighbour that is so far beyond its target cannot be saved by sending others elsewhere."""
 
 _BEHIND = 1e9
 """Added to how full a node without a free place is: only a node with one is worth filling."""
@@ -82,7 +90,7 @@ class Slo(Policy):
 
     def __init__(self, config: SloConfig) -> None:
         self._config = config
-        self._reserve = Reserve()
+        self._reserve = Reserve(config.important_ttft_ms)
 
     def choose(self, request: RequestView, snapshot: Snapshot, now: float, rng: random.Random) -> Decision:
         kept, dropped, nobody = sift(request, snapshot.pools)
@@ -200,9 +208,10 @@ def _ranks(snapshot: Snapshot, wanted: str | None) -> dict[str, float]:
 
 
 def _spoils(node: NodeView, predicted: Prediction) -> bool:
-    """The prediction is for the node with this request on it, which is what its neighbours will see too."""
+    """One more request would push a neighbour over its target: the prediction is for the node with this request on it,
+    which is what its neighbours will see too. A target that is missed by far is lost already, and protects nobody."""
     limit = node.tightest_tpot_ms
-    return limit is not None and predicted.tpot_ms is not None and predicted.tpot_ms > limit
+    return limit is not None and predicted.tpot_ms is not None and limit < predicted.tpot_ms <= limit * LOST
 
 
 def _explained(
