@@ -135,6 +135,13 @@ NEEDS: Final = (
         _NIXL + "stats.py",
         ("vllm:nixl_num_kv_expired_reqs", "vllm:nixl_num_failed_transfers", "vllm:nixl_num_failed_notifications"),
     ),
+    Need("NIXL's own measure", _NIXL + "stats.py", ("vllm:nixl_xfer_time_seconds", "vllm:nixl_bytes_transferred")),
+    Need(
+        "NIXL's late reads",
+        _NIXL + "stats.py",
+        ("vllm:nixl_num_notifications_after_expiry",),
+        "doctor does not see them",
+    ),
     Need(
         "Mooncake's troubles",
         _KV + "v1/mooncake/*.py",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pdhub.api import Finding, Severity
+from pdhub_vllm.config import Handoff
 from pdhub_vllm.operate_facts import Facts, ask
 from pdhub_vllm.operate_ports import config_of
 
@@ -74,8 +75,9 @@ def _tokens(where: str, prefill: Facts, decode: Facts, model: str) -> Iterator[F
     roots = prefill.models.get(left, {}).get("root"), decode.models.get(right, {}).get("root")
     if roots[0] != roots[1]:
         message = f"prefill serves {roots[0]!r}, decode {roots[1]!r}"
-        fix = "make sure that it is the same model; the path or name is also compared when the two connect"
-        yield Finding(Severity.WARNING, where, message, fix)
+        nixl = config_of(decode.node).handoff in (Handoff.NIXL, Handoff.NIXL_PUSH)
+        fix = "serve it from the same path or name on both sides: NIXL's handshake compares that text"
+        yield Finding(Severity.ERROR if nixl else Severity.WARNING, where, message, fix)
     for what, body in (("tokenizer", {"prompt": TEXT}), ("chat template", {"messages": MESSAGES})):
         a = ask(prefill.node, "/tokenize", {"model": left, **body}).json()
         b = ask(decode.node, "/tokenize", {"model": right, **body}).json()

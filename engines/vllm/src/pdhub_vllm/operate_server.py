@@ -20,6 +20,10 @@ TROUBLES: Final[Mapping[str, tuple[str, str]]] = {
         "prompts whose KV expired before decode fetched it",
         "raise `lease_s` on both sides, or lower the pool's `slots`: decode requests wait too long",
     ),
+    "vllm:nixl_num_notifications_after_expiry": (
+        "prompts were read after their KV had expired: the answers may be wrong",
+        "raise `lease_s` on both sides, or lower the pool's `slots`: decode requests wait too long",
+    ),
     "vllm:nixl_num_failed_transfers": (
         "transfers failed",
         "look at the log of this server for NIXL's message",
@@ -53,8 +57,19 @@ def examine(facts: Facts, config: VLLMConfig, model: str) -> Iterator[Finding]:
     for metric, (what, fix) in TROUBLES.items():
         if (count := facts.metrics.get(metric, 0)) > 0:
             yield Finding(Severity.WARNING, where, f"{count:.0f} {what} since it started", fix)
+    yield from _speed(facts)
     if facts.node.role == "prefill":
         yield from _connector(facts, config, name)
+
+
+def _speed(facts: Facts) -> Iterator[Finding]:
+    """Of a pull decode counts, of a push prefill."""
+    seconds, size = (
+        facts.metrics.get(f"vllm:nixl_{name}_sum", 0.0) for name in ("xfer_time_seconds", "bytes_transferred")
+    )
+    if seconds > 0 and size > 0:
+        message = f"has moved {size / 1e6:.1f} MB of KV at {size / seconds / 1e9:.2f} GB/s, by its own measure"
+        yield Finding(Severity.INFO, facts.node.name, message)
 
 
 def _scale_out(facts: Facts) -> Iterator[Finding]:
