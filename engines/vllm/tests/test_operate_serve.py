@@ -230,6 +230,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert VLLMCommand().run_with(["command", "c.yaml", "p", "--set", "a.b=1", "--json"], host) == 0
     assert json.loads(capsys.readouterr().out)["argv"][0] == "vllm"
     assert VLLMCommand().run_with(["command"], host) == 2
+    assert VLLMCommand().run(["command", "c.yaml", "p"]) == 2
     with pytest.raises(ConfigError):
         VLLMCommand().run_with(["command", "c.yaml", "nobody", "--set", "a.b=1"], host)
 

@@ -28,15 +28,21 @@ class VLLMCommand(Command):
     )
 
     def run(self, args: Sequence[str]) -> int:
-        raise NotImplementedError("needs the host: run_with")
+        return self._run(args, None)
 
     def run_with(self, args: Sequence[str], host: CommandHost) -> int:
+        return self._run(args, host)
+
+    def _run(self, args: Sequence[str], host: CommandHost | None) -> int:
         try:
             options = _parser().parse_args(list(args))
         except SystemExit as stop:  # argparse wrote its message; the host turns statuses into exits
             return int(stop.code or 0)
         if options.verb == "contract":
             return _contract(options.paths)
+        if host is None:
+            print("error: only `pdhub vllm command` can read a configuration", file=sys.stderr)
+            return 2
         process = host.process(options.config, options.node, options.set)
         print(_as_json(process) if options.json else _as_shell(process))
         if not options.json:
