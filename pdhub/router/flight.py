@@ -42,6 +42,7 @@ class Flight:
         sent_at: of the last attempt. predicted: what was expected of it then. stay: on the node, while it lasts.
         wall_s: arrival in seconds since the epoch. asked: targets and all that the client says about service.
         decision: the policy's latest. entry: the same in the decision log, if it is kept there.
+        moved_from: node that it was to decode on until prefill had ended; None if it stayed there.
         headers: those that rules may match. rules: those that it started under; a reload does not touch them.
     """
 
@@ -57,6 +58,7 @@ class Flight:
     model: str = ""
     pool: str | None = None
     node: str | None = None
+    moved_from: str | None = None
     prefill: str | None = None
     reason: str = ""
     attempts: int = 0
@@ -118,6 +120,7 @@ class Flight:
         """An attempt failed before the first byte: nothing of it counts."""
         self.first_at = self.last_at = None
         self.completion_tokens = 0
+        self.moved_from = None
         self.stats = {}
 
     def record(self, outcome: str, error_code: str | None, now: float) -> RequestRecord:
@@ -159,5 +162,6 @@ class Flight:
                 "slot_wait_ms": self.stats.get("wait_ms"),
                 "sent_ms": None if self.sent_at is None else (self.sent_at - self.arrived) * 1000,
                 "cached_tokens": self.cached_tokens,
+                "moved_from": self.moved_from,
             },
         )

@@ -210,7 +210,7 @@ class Journey:
                 continue
             old.breaker.neutral()
             context.fleet.pair(choice.prefill.name, old.name).neutral()
-            flight.node, flight.reason = name, self._reason(decision, pool, name)
+            flight.node, flight.moved_from, flight.reason = name, old.name, self._reason(decision, pool, name)
             context.metrics.rebound.labels(pool).inc()
             return node
         return None

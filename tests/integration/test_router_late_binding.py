@@ -82,6 +82,7 @@ async def test_it_decodes_where_there_is_room_after_prefill(stream):
         assert await running.metric("pdhub_router_rebound_total{") == 1
         record = await running.record()
         assert (record["node"], record["outcome"], record["attempts"]) == ("pool-1", "ok", 1)
+        assert record["extra"]["moved_from"] == "pool-0"
         crowd.count(-5)
         await running.idle()
         assert all(not n.pending_tokens and not n.stays for n in running.router.context.fleet.endpoints())
