@@ -37,10 +37,7 @@ def test_the_quickstart_resolves_every_plugin() -> None:
 
 @pytest.mark.parametrize("name", ["vllm-pull", "vllm-push", "vllm-efa"])
 def test_vllm_servers_have_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        metadata.version("pdhub-vllm")
-    except metadata.PackageNotFoundError:
-        pytest.skip("pdhub-vllm is not installed")
+    pytest.importorskip("pdhub_vllm", reason="pdhub-vllm is not installed")
     path = next(path for path in CONFIGS if path.stem == name)
     ports = set()
     for node in topology(load_plan(path)).nodes:
@@ -56,6 +53,7 @@ def test_vllm_servers_have_a_command(name: str, capsys: pytest.CaptureFixture[st
 
 
 def test_pull_and_push_cannot_share_an_instance(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pdhub_vllm", reason="pdhub-vllm is not installed")
     path = next(path for path in CONFIGS if path.stem == "vllm-push")
     with pytest.raises(SystemExit) as done:
         main(["check", str(path), "--set", 'prefill.0.pools=["pull", "push"]'])
