@@ -18,17 +18,19 @@ _POOLS_WITHIN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to ask, and the latency targets in milliseconds (None: no target)."""
+    """What to ask, and the latency targets in milliseconds (None: no target). ``pool``: for measuring that one."""
 
     prompt: str
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     max_tokens: int = 48
+    pool: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
         named = {"x-slo-ttft-ms": self.ttft_ms, "x-slo-tpot-ms": self.tpot_ms}
-        return {name: f"{value:g}" for name, value in named.items() if value is not None}
+        out = {name: f"{value:g}" for name, value in named.items() if value is not None}
+        return out if self.pool is None else {**out, "x-quickstart-pool": self.pool}
 
 
 @dataclass(frozen=True, slots=True)

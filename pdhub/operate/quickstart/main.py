@@ -25,15 +25,18 @@ from pdhub.operate.supervisor import Supervisor
 from pdhub.operate.tree import router_url, stages
 from pdhub.operate.up import run_tree, settled_plan
 
-QUESTIONS = (
-    Question(
-        "Repeat the following text word for word.\n\nThe speed of light in a vacuum is exactly 299,792,458 metres per "
-        "second, and nothing that carries information can travel faster.",
-        tpot_ms=60,
-    ),
-    Question("Write two sentences about how a lighthouse works.", ttft_ms=5_000, tpot_ms=500),
-    Question("What is the capital of France, and what is it known for?"),
-)
+
+def questions(tight_ms: float) -> tuple[Question, ...]:
+    """Three requests with different targets. The tight one copies, as edits do: what speculation is good at."""
+    return (
+        Question(
+            "Repeat the following text word for word.\n\nThe speed of light in a vacuum is exactly 299,792,458 metres "
+            "per second, and nothing that carries information can travel faster.",
+            tpot_ms=tight_ms,
+        ),
+        Question("Write two sentences about how a lighthouse works.", ttft_ms=5_000, tpot_ms=500),
+        Question("What is the capital of France, and what is it known for?"),
+    )
 
 
 def run(options: Options) -> int:
@@ -68,6 +71,7 @@ class _Show:
         names = [member.name for stage in self._members for member in stage]
         self._logs = TreeConsole(names, stderr.file)
         self._settled = False
+        self._tight_ms = 0.0
 
     async def run(self) -> int:
         launcher: Launcher = self._plan.launcher.spec.factory(self._plan.launcher.config)
@@ -93,8 +97,8 @@ class _Show:
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
             endpoint = Endpoint(session, self._url, self._plan.config.model.name)
             try:
-                await self._measure(endpoint, supervisor)
-                asked = await self._ask(endpoint)
+                self._tight_ms = await self._measure(endpoint, supervisor)
+                asked = await self._ask(endpoint, questions(self._tight_ms))
             except PDHubError as error:
                 self._say(f"failed: {error}")
                 return 1
@@ -103,7 +107,8 @@ class _Show:
         self._settled = not self._options.once
         return 0 if self._options.once else None
 
-    async def _measure(self, endpoint: Endpoint, supervisor: Supervisor) -> None:
+    async def _measure(self, endpoint: Endpoint, supervisor: Supervisor) -> float:
+        """Seed the router's latency model. Returns a TPOT target that only the fast pool meets."""
         self._bars.step("measure", 0, 2, "each pool alone")
         await endpoint.all_pools_ready()
         seeds = await measure.seeds(endpoint)
@@ -119,15 +124,16 @@ class _Show:
         process = dataclasses.replace(router.process, argv=(*router.process.argv, *words))
         await supervisor.replace(dataclasses.replace(router, process=process))
         await endpoint.all_pools_ready()
+        return measure.tight_target(seeds)
 
-    async def _ask(self, endpoint: Endpoint) -> list[tuple[Question, Answer]]:
+    async def _ask(self, endpoint: Endpoint, wanted: Sequence[Question]) -> list[tuple[Question, Answer]]:
         asked = []
-        for i, question in enumerate(QUESTIONS):
-            self._bars.step("ask", i, len(QUESTIONS), report.slo_text(question))
+        for i, question in enumerate(wanted):
+            self._bars.step("ask", i, len(wanted), report.slo_text(question))
             if self._options.prompt is not None:
                 question = dataclasses.replace(question, prompt=self._options.prompt)
             asked.append((question, await endpoint.ask(question)))
-        self._bars.step("ask", len(QUESTIONS), len(QUESTIONS), "done")
+        self._bars.step("ask", len(wanted), len(wanted), "done")
         return asked
 
     def _show(self, asked: Sequence[tuple[Question, Answer]]) -> None:
@@ -141,4 +147,4 @@ class _Show:
             report.show(asked, console)
         if not self._options.once:
             self._say(f"\nserving {self._plan.config.model.name} at {self._url}/v1   (Ctrl-C stops all)")
-            self._say("try: " + report.curl_line(self._url, self._plan.config.model.name))
+            self._say("try: " + report.curl_line(self._url, self._plan.config.model.name, self._tight_ms))

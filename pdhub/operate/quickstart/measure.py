@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdhub.operate.quickstart.client import Answer, Endpoint, Question, RequestFailed
@@ -11,8 +13,7 @@ from pdhub.operate.quickstart.client import Answer, Endpoint, Question, RequestF
 FAST_SHARE = 0.7
 """The fast pool's TPOT must be at most this share of the general pool's when that one is full."""
 
-TIGHT_TPOT_MS = 60.0
-_PLAIN = "Write a long story about a lighthouse keeper who collects the names of passing ships."
+FAST, GENERAL = "fast", "general"
 _REPEATS = (
     "Repeat the following text word for word.\n\nThe quick brown fox jumps over the lazy dog while the old lighthouse "
     "keeper collects the names of passing ships. Every evening he writes them into a long book with a blue pen."
@@ -33,6 +34,11 @@ class Seed:
         """The words that give it to the router's latency model."""
         where = f"pools.{self.pool}.latency"
         return [f"{where}.ttft_ms={self.ttft_ms:.1f}", f"{where}.tpot_ms={self.tpot_ms:.2f}"]
+
+
+def tight_target(seeds: Sequence[Seed]) -> float:
+    """A TPOT target between the two pools: the fast one meets it and the general one does not."""
+    return float(f"{math.sqrt(math.prod(seed.tpot_ms for seed in seeds)):.2g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +72,11 @@ def _tpot(answer: Answer) -> float:
 
 async def seeds(endpoint: Endpoint) -> list[Seed]:
     """One short request a pool, one after the other. The very first also warms everything up and is not counted."""
-    await endpoint.ask(Question(_PLAIN, max_tokens=2, extra=_RUN_ON))
+    await endpoint.ask(Question(_REPEATS, pool=FAST, max_tokens=2, extra=_RUN_ON))
     found = []
-    for tpot_ms in (TIGHT_TPOT_MS, None):
-        answer = await endpoint.ask(Question(_PLAIN, tpot_ms=tpot_ms, max_tokens=12, extra=_RUN_ON))
-        found.append(Seed(str(answer.record["pool"]), answer.ttft_ms or 0.0, _tpot(answer)))
+    for pool in (FAST, GENERAL):
+        answer = await endpoint.ask(Question(_REPEATS, pool=pool, max_tokens=24, extra=_RUN_ON))
+        found.append(Seed(pool, answer.ttft_ms or 0.0, _tpot(answer)))
     return found
 
 
@@ -78,7 +84,7 @@ async def contrast(endpoint: Endpoint, requests: int = 4, tokens: int = 32) -> C
     """Fill the general pool; while all of its requests run, ask the fast one, again and again. Medians."""
     running = [asyncio.Event() for _ in range(requests)]
     jobs = [
-        asyncio.create_task(endpoint.ask(Question(_REPEATS, max_tokens=tokens, extra=_RUN_ON), event.set))
+        asyncio.create_task(endpoint.ask(Question(_REPEATS, pool=GENERAL, max_tokens=tokens, extra=_RUN_ON), event.set))
         for event in running
     ]
     try:
@@ -88,7 +94,7 @@ async def contrast(endpoint: Endpoint, requests: int = 4, tokens: int = 32) -> C
             begun.cancel()
         fast: list[float] = []
         while not fast or not any(job.done() for job in jobs):
-            answer = await endpoint.ask(Question(_REPEATS, tpot_ms=TIGHT_TPOT_MS, max_tokens=24, extra=_RUN_ON))
+            answer = await endpoint.ask(Question(_REPEATS, pool=FAST, max_tokens=24, extra=_RUN_ON))
             if not fast or not any(job.done() for job in jobs):  # else it ran beside fewer of them
                 fast.append(_tpot(answer))
         general = await asyncio.gather(*jobs)

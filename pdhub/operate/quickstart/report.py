@@ -84,10 +84,10 @@ def _flat(answer: Answer) -> str:
     return " ".join(answer.text.split())
 
 
-def curl_line(url: str, model: str) -> str:
+def curl_line(url: str, model: str, tpot_ms: float) -> str:
     """A command to copy: it takes the fast pool."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
     return (
         f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' "
-        f"-H 'x-slo-tpot-ms: 60' -d '{json.dumps(body)}'"
+        f"-H 'x-slo-tpot-ms: {tpot_ms:g}' -d '{json.dumps(body)}'"
     )

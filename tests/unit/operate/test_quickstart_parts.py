@@ -16,14 +16,14 @@ from pdhub.api import ConfigError
 from pdhub.operate.member import Event, State
 from pdhub.operate.quickstart import model, report
 from pdhub.operate.quickstart.client import Answer, Question
-from pdhub.operate.quickstart.measure import Contrast, Seed
+from pdhub.operate.quickstart.measure import Contrast, Seed, tight_target
 from pdhub.operate.quickstart.progress import Bars
 from pdhub.operate.quickstart.source import config_file
 
 RECORD = {
     "id": "r1",
     "pool": "fast",
-    "reason": "tpot-below-threshold",
+    "reason": "slo-met",
     "ttft_ms": 210.4,
     "tpot_ms": 31.25,
     "kv_bytes": 1_474_560,
@@ -110,7 +110,7 @@ def test_json_has_the_promised_members() -> None:
         {
             "slo": {"ttft_ms": None, "tpot_ms": 60},
             "pool": "fast",
-            "reason": "tpot-below-threshold",
+            "reason": "slo-met",
             "ttft_ms": 210.4,
             "tpot_ms": 31.25,
             "kv_bytes": 1_474_560,
@@ -127,12 +127,12 @@ def test_the_table_shows_every_figure_and_marks_unknown_ones(width: int) -> None
     rows = [(Question("q", tpot_ms=60), Answer("two\nlines", RECORD)), (Question("q"), Answer("[x]", unknown))]
     report.show(rows, Console(file=out, width=width))
     text = out.getvalue()
-    for part in ("TPOT ≤ 60 ms", "tpot-below-threshold", "1,474,560", "31.2", "3.2", "two lines", "–", "[x]"):
+    for part in ("TPOT ≤ 60 ms", "slo-met", "1,474,560", "31.2", "3.2", "two lines", "–", "[x]"):
         assert part in text
 
 
 def test_the_curl_line_is_a_shell_command_with_a_json_body() -> None:
-    words = shlex.split(report.curl_line("http://127.0.0.1:8000", "smollm2"))
+    words = shlex.split(report.curl_line("http://127.0.0.1:8000", "smollm2", 25))
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == "smollm2"
 
@@ -164,3 +164,9 @@ def test_without_a_terminal_progress_is_lines_told_once() -> None:
         "convert: 0/100",
         "convert: 100/100",
     ]
+
+
+def test_the_tight_target_lies_between_the_pools() -> None:
+    target = tight_target([Seed("fast", 100, 12.0), Seed("general", 100, 40.0)])
+    assert target == 22
+    assert Question("q", pool="fast").headers() == {"x-quickstart-pool": "fast"}
