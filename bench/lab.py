@@ -97,10 +97,10 @@ def main() -> None:
             "loads": {str(load): _run(scenario, knee * load, args.policies) for load in loads},
         }
         _print(scenario, entry, time.perf_counter() - began)
-    report["summary"] = summary(report["scenarios"])
+        report["summary"] = summary(report["scenarios"])
+        if args.out:
+            args.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report["summary"], indent=2))
-    if args.out:
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def find_knee(scenario: Scenario) -> float:

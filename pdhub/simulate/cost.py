@@ -68,6 +68,11 @@ class DecodeCost(_Cost):
     spread: float = Field(0.0, ge=0, le=1, description="Standard deviation of the logarithm of a request's own speed.")
     start_ms: Millis = Field(0.0, description="From the end of prefill to being ready to decode: KV hand-over.")
     start_ms_per_token: Millis = Field(0.0, description="Added by each prompt token.")
+    late: bool = Field(
+        False,
+        description="The node fetches the KV when prefill is done (pull), so that it is chosen again at that moment; "
+        "else it is chosen before prefill and the KV is sent while prefill runs (push).",
+    )
     prefill: PrefillCost | None = Field(
         None, description="Of an engine that prefills itself, one prompt after the other, while it decodes."
     )

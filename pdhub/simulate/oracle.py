@@ -21,7 +21,7 @@ from pdhub.simulate.fleet import NodeState, Picture
 from pdhub.simulate.loop import Loop
 from pdhub.simulate.workload import Arrival
 
-MARGIN = 0.95
+MARGIN = 0.98
 """Share of a target that may be used up: the look ahead is nearly exact, not exact."""
 
 
@@ -79,7 +79,7 @@ class Oracle(Policy):
             full = state.in_flight >= state.places
             rows.append((_key(miss, fate, pool, node, full), pool.name, node.name))
         rows.sort()
-        if rows[0][0][0] and request.priority < 0:
+        if rows[0][0][1] > 0 and request.priority < 0:  # it would cost more than it is worth
             shed = [Candidate(p.name, n.name, dropped_by="oracle") for p, n in kept]
             return Decision((), (*shed, *dropped), Reason.SHED, "oracle")
         order = tuple((pool, node) for _, pool, node in rows)

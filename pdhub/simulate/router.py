@@ -325,7 +325,27 @@ class Router:
         elif node.engine.prefill is not None:
             node.pending_tokens -= flight.view.prompt_tokens
             node.view = None
+        if node.engine.cost.late and flight.prefill is not None:
+            node = self._rebind(flight, node)
         self._loop.at(now + node.engine.start_s(flight.request), self._ready, flight)
+
+    def _rebind(self, flight: Flight, old: NodeState) -> NodeState:
+        """Where it decodes, chosen again from what is known now; it does not count against the node that it has."""
+        pool, id, now, target = flight.pool, flight.view.id, self._loop.now, flight.view.slo.tpot_ms
+        assert pool is not None
+        old.leave(target, now)
+        ready, request = old.coming.pop(id)
+        self._latency.end(pool.name, old.name, id)
+        decision = self._choose(flight, pool.name)
+        flight.snapshot = None
+        mine = [pool.nodes[name] for p, name in decision.order if p == pool.name]
+        node = next((n for n in mine if n is old or n.in_flight < n.places), old)
+        node.enter(target, now)
+        node.coming[id] = (ready, request)
+        flight.node, flight.concurrency = node, node.in_flight
+        ttft = flight.predicted_ttft
+        self._latency.begin(pool.name, node.name, id, flight.sent_s + (UNTOLD_S if ttft is None else ttft / 1000))
+        return node
 
     def _owed(self, flight: Flight) -> None:
         """From now on its first token is the node's business."""

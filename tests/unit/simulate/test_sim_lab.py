@@ -9,7 +9,7 @@ import pytest
 
 from pdhub.simulate.baselines import baselines
 from pdhub.simulate.compare import compare, data, row
-from pdhub.simulate.cost import Costs
+from pdhub.simulate.cost import Costs, parse_costs
 from pdhub.simulate.lab import World, of_plan, oracle, simulate
 from pdhub.simulate.traces import Item, read_trace
 from pdhub.simulate.truth import Truth
@@ -77,3 +77,21 @@ def test_what_json_gets_is_json(make_plan: Any, costs: Costs) -> None:
     assert [p["policy"] for p in read["policies"]] == ["mine"]
     assert len(read["runs"]) == 2
     assert set(read["runs"][0]["classes"]) == {"quick", "easy", "bulk"}
+
+
+def test_a_late_choice_sees_what_happened_during_prefill(make_plan: Any) -> None:
+    """The push of KV fixes the node before prefill, the pull after it: then the node is better known."""
+    plan = make_plan({"type": "weighted", "config": {"weights": {"general": 0}}}, nodes=4, prefills=8)
+    items = read_trace("synthetic:requests=400,rate=4,prompt=2000,output=60")
+    requests = arrivals(items, Mix((Class("c"),)))
+    p90 = {}
+    for late in (False, True):
+        pools = {
+            "fast": {"slots": 1, "landings": 4, "tpot_ms": {1: 8}, "late": late},
+            "general": {"model": "general-toy"},
+        }
+        world = World(plan, parse_costs({"prefill": {"ms_per_token": 0.5}, "pools": pools}))
+        result = simulate(world, of_plan(plan), requests)
+        assert result.total.completed == 400
+        p90[late] = result.total.ttft_ms.p90 or 0.0
+    assert p90[True] < p90[False] * 0.95
