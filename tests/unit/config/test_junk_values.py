@@ -47,7 +47,7 @@ def attempt(action: Callable[[], object]) -> PDHubError | None:
     return None
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_junk_value_anywhere_is_a_clear_error(data: st.DataObject, base: str, registry: Any) -> None:
     document = copy.deepcopy(parse(base, "c.yaml")[0])

@@ -162,7 +162,7 @@ _CHANGED = {*PREFILL_SET, *PREFILL_CAP, *PREFILL_DROP, "tool_choice", "function_
 _names = st.text(max_size=8) | st.sampled_from(sorted(_CHANGED | PREFILL_KEEP.keys()))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(body=st.dictionaries(_names, _json, max_size=8), indent=st.sampled_from([None, 1]), ascii=st.booleans())
 def test_unknown_members_reach_the_prefill_leg_in_order(body, indent, ascii):
     client = json.dumps(body, indent=indent, ensure_ascii=ascii).encode()
@@ -174,7 +174,7 @@ def test_unknown_members_reach_the_prefill_leg_in_order(body, indent, ascii):
     assert not PREFILL_DROP.keys() & prefill.keys()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(
     body=st.dictionaries(_names, _json, max_size=8),
     changes=st.dictionaries(_names, _json, max_size=3),

@@ -32,7 +32,7 @@ def test_the_quickstart_resolves_every_plugin() -> None:
     assert slots == {"fast": 1, "general": 4}
     assert plan.pools["fast"].config.model_dump()["speculation"] == "prompt_lookup"
     assert plan.transport.spec.name == "shm"
-    assert plan.policy.spec.name == "slo_threshold"
+    assert plan.policy.spec.name == "slo"
 
 
 @pytest.mark.parametrize("name", ["vllm-pull", "vllm-push", "vllm-efa"])

@@ -137,7 +137,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(routings(), snapshots(), REQUESTS)
 def test_decisions_account_for_everything(routing: Routing, snapshot: Snapshot, request: RequestView) -> None:
     policy = Composed(routing, Instances())

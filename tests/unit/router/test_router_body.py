@@ -167,7 +167,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.sampled_from([CHAT_PATH, COMPLETIONS_PATH]), st.dictionaries(names, values, max_size=8), st.booleans())
 def test_any_object_is_a_request_or_an_invalid_one(path, body, valid_core):
     if valid_core:

@@ -43,7 +43,7 @@ NUMBERS = st.integers().map(str) | st.floats().map(str) | st.decimals(allow_nan=
 TEXTS = st.text(max_size=40) | NUMBERS | st.text(st.characters(categories=["Nd", "No"]), max_size=20)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS)
 def test_a_text_is_a_bounded_number_or_no_target(text):
     value = parse_ms(text)
