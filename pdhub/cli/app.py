@@ -321,6 +321,31 @@ def simulate(
 
 
 @app.command()
+def calibrate(
+    config: ConfigFile,
+    url: Annotated[
+        str | None, typer.Option(help="The running router; default: where the configuration puts it.")
+    ] = None,
+    records: Annotated[Path | None, typer.Option(help="Requests of an earlier run, instead of a router.")] = None,
+    seconds: Annotated[float, typer.Option(min=0, max=86400, help="Keep watching so long.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the costs file; default: print it.")] = None,
+    set_: Overrides = None,
+) -> None:
+    """Fit what the engines cost, for `pdhub simulate --costs`, from requests that a router served.
+
+    \b
+    Examples:
+      pdhub calibrate my.yaml --seconds 60 --out costs.yaml
+      pdhub calibrate my.yaml --url http://10.0.0.1:8000 > costs.yaml
+    """
+    from pdhub.simulate.calibrate import Options, run
+
+    raise typer.Exit(
+        run(Options(config=config, url=url, records=records, seconds=seconds, out=out, overrides=set_ or ()))
+    )
+
+
+@app.command()
 def new(
     kind: Annotated[NewKind, typer.Argument(help="What the plugin adds.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in YAML; lower case, digits and dashes.")],
