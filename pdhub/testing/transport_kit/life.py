@@ -113,11 +113,12 @@ class LifeRules:
         running = pair.post(target, long_write(pair, LARGE, 1))
         queued = pair.post(target, [WriteOp(pair.source(b"\x02" * LARGE), 0, 0, LARGE)])
         stopped = queued.abort()
+        if stopped:
+            poke(target.region, bytes([GUARD]) * LARGE)  # what landed before may stay; nothing may follow
         running.abort()
         assert running.wait(2 * PATIENCE_S) in FINAL
         assert queued.wait(PATIENCE_S) in FINAL
         if stopped and queued.state is not TransferState.DONE:
-            poke(target.region, bytes([GUARD]) * LARGE)  # what landed before the abort may stay; nothing may follow
             time.sleep(0.05)
             assert b"\x02" not in peek(target.region), "an aborted write landed"
 
