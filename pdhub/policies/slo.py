@@ -2,7 +2,8 @@
 
 Filling nodes up instead of spreading requests keeps others empty, and on a batched engine only an empty node attains
 a tight TPOT target (the idea is PolyServe's). A request without targets goes to the cheapest pool, the one with most
-throughput for its price, and there to the emptiest node.
+throughput for its price, and there to the emptiest node; to the fullest where others in the pool have targets, for the
+same reason.
 """
 
 from __future__ import annotations
@@ -171,6 +172,8 @@ class Slo(Policy):
     def _without_target(self, request: RequestView, snapshot: Snapshot, kept: Kept, now: float, seed: int) -> list[Row]:
         predict, wanted = snapshot.latency.predict, self._config.throughput
         ranks = _ranks(snapshot, wanted)
+        # Beside requests with targets they stay together: spread out they would leave no node empty enough for those.
+        shared = {pool.name for pool, node in kept if node.tightest_tpot_ms is not None} if self._config.fill else set()
         rows: list[Row] = []
         for pool, node in kept:
             load, room = busy(node), node.slots or places(pool, node)
@@ -179,6 +182,8 @@ class Slo(Policy):
                 full += _BEHIND
             elif node.tightest_tpot_ms is not None and _spoils(node, predict(request, pool, node, now)):
                 full += _BEHIND / 2
+            elif pool.name in shared:
+                full = -full
             rank, tie = ranks[pool.name], mix(seed, node.name)
             rows.append((rank, pool.cost, full, tie, (pool.name, node.name), ATTAINS, 0.0, load))
         rows.sort()

@@ -101,6 +101,21 @@ def test_without_a_target_the_emptiest_node_of_the_cheapest_pool():
     assert ask(SURE, same).pool == "b", "of equal costs the one with more slots"
 
 
+def test_without_a_target_they_spread_until_others_have_one():
+    """Beside requests with targets those without stay together, and leave nodes for the others."""
+    latency = {"g0": (50, 30), "g1": (50, 12), "g2": (50, 10)}
+    alone = [node("g0", "general", 5, slots=8), node("g1", "general", 1, slots=8), node("g2", "general", slots=8)]
+    assert [name for _, name in ask(SURE, fleet(*alone, latency=latency)).order] == ["g2", "g1", "g0"]
+    beside = [replace(alone[0], tightest_tpot_ms=80.0), replace(alone[1], tightest_tpot_ms=15.0), alone[2]]
+    assert [name for _, name in ask(SURE, fleet(*beside, latency=latency)).order] == ["g0", "g1", "g2"]
+    spoilt = [beside[0], replace(beside[1], tightest_tpot_ms=11.5), alone[2]]
+    assert [name for _, name in ask(SURE, fleet(*spoilt, latency=latency)).order] == ["g0", "g2", "g1"]
+    full = [replace(beside[0], in_flight=8), *beside[1:]]
+    assert ask(SURE, fleet(*full, latency=latency)).node == "g1"
+    spread = Slo(SloConfig(explore=0, fill=False))
+    assert ask(spread, fleet(*beside, latency=latency)).node == "g2"
+
+
 def test_a_pool_for_requests_without_target():
     policy = Slo(SloConfig(throughput="fast"))
     assert ask(policy, two()).pool == "fast"
