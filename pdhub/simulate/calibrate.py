@@ -176,6 +176,7 @@ def _fetch(url: str) -> list[Record]:
         with urllib.request.urlopen(f"{url.rstrip('/')}/debug/requests", timeout=5) as answer:
             return _listed(json.load(answer), url)
     except urllib.error.HTTPError as error:
+        error.close()
         hint = "set router.debug_headers: true" if error.code == 404 else None
         raise ConfigError(f"the router answered {error.code}", where=url, hint=hint) from None
     except (OSError, ValueError) as error:
