@@ -204,7 +204,7 @@ def _scenarios(args: argparse.Namespace, registry: Registry, options: Mapping[st
     if args.data is None:
         raw = yaml.safe_load((SCENARIOS / "azure-mixed.yaml").read_text())
         raw["trace"] = {"file": SYNTHETIC}
-        made = [_scenario("synthetic", {**common, **raw}, None, registry, options)]
+        made = [_scenario("synthetic", {**common, **raw, "seeds": [0, 1]}, None, registry, options)]
     else:
         paths = sorted(path for path in SCENARIOS.glob("*.yaml") if path.name != "common.yaml")
         raws = {path.stem: {**common, **yaml.safe_load(path.read_text())} for path in paths}
