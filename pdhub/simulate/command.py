@@ -18,7 +18,7 @@ from pdhub.config.policy_models import SLOClass
 from pdhub.core.slo_classes import PRESETS
 from pdhub.simulate.compare import compare, data
 from pdhub.simulate.cost import Costs, load_costs
-from pdhub.simulate.lab import Contender, World, of_plan, oracle
+from pdhub.simulate.lab import DEFAULT_TPOT_MS, Contender, World, of_plan, oracle
 from pdhub.simulate.table import show
 from pdhub.simulate.traces import Item, rate, read_trace
 from pdhub.simulate.truth import Truth
@@ -59,6 +59,12 @@ def run(options: Options) -> int:
     world = World(plan, costs, _truth(options.truth))
     mix = mix_of(plan.config, options.mix)
     console = Console(stderr=True)
+    for pool in plan.config.pools:
+        if costs.pool(pool.name) is None and pool.latency.tpot_ms is None:
+            text = (
+                f"pool {pool.name}: neither costs nor latency.tpot_ms are given; {DEFAULT_TPOT_MS:g} ms a token assumed"
+            )
+            console.print(text, style="yellow")
     found = compare(
         world,
         contenders,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 
@@ -18,18 +19,18 @@ def show(found: Mapping[str, Sequence[Result]], title: str, console: Console) ->
 
 
 def _main(rows: Sequence[Row], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("policy")
-    for name in ("good/s", "±", "attained", "refused", "TTFT p50", "p99", "TPOT p50", "p99", "cost"):
-        table.add_column(name, justify="right")
+    table = _table(title)
+    table.add_column("policy", no_wrap=True)
+    for name in ("good/s", "attained", "refused", "TTFT\np50/p99", "TPOT\np50/p99", "cost"):
+        table.add_column(name, justify="right", no_wrap=True)
     for r in rows:
         table.add_row(
             r.policy,
-            f"{r.goodput:.3g}",
-            f"{r.spread:.2g}",
+            f"{r.goodput:.3g}" + (f" ±{r.spread:.2f}" if r.spread else ""),
             f"{r.attainment:.1%}",
             f"{r.refused:.1%}",
-            *(_ms(value) for value in (r.ttft_p50, r.ttft_p99, r.tpot_p50, r.tpot_p99)),
+            f"{_ms(r.ttft_p50)}/{_ms(r.ttft_p99)}",
+            f"{_ms(r.tpot_p50)}/{_ms(r.tpot_p99)}",
             "-" if r.cost_per_good is None else f"{r.cost_per_good:.0f}",
         )
     return table
@@ -37,14 +38,18 @@ def _main(rows: Sequence[Row], title: str) -> Table:
 
 def _shares(rows: Sequence[Row]) -> Table:
     classes = sorted({name for r in rows for name in r.classes})
-    table = Table(title="attainment by class; slots in use by pool", title_justify="left")
-    table.add_column("policy")
+    table = _table("attainment by class; slots in use by pool")
+    table.add_column("policy", no_wrap=True)
     for name in (*classes, *rows[0].utilisation):
         table.add_column(name, justify="right", overflow="fold")
     for r in rows:
         shares = [r.classes.get(name) for name in classes] + list(r.utilisation.values())
         table.add_row(r.policy, *("-" if share is None else f"{share:.1%}" for share in shares))
     return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _ms(value: float | None) -> str:
