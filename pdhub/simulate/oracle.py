@@ -66,6 +66,8 @@ class Oracle(Policy):
             return Decision((), tuple(dropped), nobody, "oracle")
         waited = (now - request.arrived_s) * 1000
         one_token = self._scene.requests[request.id].output_tokens == 1
+        pools = self._scene.picture.pools
+        free = {n.pool for _, v in kept if (n := pools[v.pool].nodes[v.name]).in_flight < n.places}
         rows: list[tuple[tuple[float, ...], str, str]] = []
         for pool, node in kept:
             seen = self.predict(request, pool, node, now)
@@ -76,7 +78,8 @@ class Oracle(Policy):
                 (waited + (seen.ttft_ms or 0.0)) / ttft if ttft is not None else 0.0,
                 fate.tpot_ms / tpot if tpot is not None and not one_token else 0.0,
             )
-            full = state.in_flight >= state.places
+            # Where every node is full it would wait at the door; else the full ones are out.
+            full = state.in_flight >= state.places and pool.name in free
             rows.append((_key(miss, fate, pool, node, full), pool.name, node.name))
         rows.sort()
         if rows[0][0][1] > 0 and request.priority < 0:  # it would cost more than it is worth
