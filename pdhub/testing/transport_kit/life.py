@@ -17,6 +17,7 @@ from pdhub.testing.transport_kit.pair import (
     TransportPair,
     done,
     first_byte,
+    holds,
     long_write,
     pattern,
     peek,
@@ -66,7 +67,7 @@ class LifeRules:
         done(pair.post(target, [WriteOp(source, 0, 0, 2048)], on_done=next_chunk))
         until(lambda: bool(chained), "on_done")
         done(chained[0])
-        assert peek(target.region) == pattern(4096)
+        assert holds(target.region, pattern(4096))
 
     def test_T42_a_timeout_is_not_a_stop(self, pair: TransportPair) -> None:
         """``wait`` with a limit is how a sender watches for a revoke; it must neither raise, nor stop, nor lie."""
@@ -92,7 +93,7 @@ class LifeRules:
                 assert transfer.state in FINAL, "abort() is True but the transfer goes on"
                 poke(target.region, bytes([GUARD]) * LARGE)
                 time.sleep(0.05)
-                assert peek(target.region) == bytes([GUARD]) * LARGE, "bytes landed after abort() was True"
+                assert holds(target.region, bytes([GUARD]) * LARGE), "bytes landed after abort() was True"
             assert transfer.wait(2 * PATIENCE_S) in FINAL
             pair.node.fence(target.region.id, pair.caps.fence_within_s)
             pair.node.unregister(target.region.id)
@@ -105,7 +106,7 @@ class LifeRules:
         assert transfer.state is TransferState.DONE, "a final state changed"
         assert transfer.error is None
         pair.write(target, pattern(4096, 1))
-        assert peek(target.region) == pattern(4096, 1)
+        assert holds(target.region, pattern(4096, 1))
 
     def test_T45_a_queued_write_can_be_aborted(self, pair: TransportPair) -> None:
         """With many requests in flight most cancels hit a write that waits for its turn."""
@@ -207,7 +208,7 @@ class LifeRules:
         fresh = pair.target(4096, GUARD)
         assert pair.refused(old.grant, [WriteOp(pair.source(b"y"), 0, 0, 1)]), "a grant outlived its instance"
         pair.write(fresh, pattern(4096))
-        assert peek(fresh.region) == pattern(4096)
+        assert holds(fresh.region, pattern(4096))
 
     def test_T52_peers_of_one_target_are_independent(self, pair: TransportPair) -> None:
         """A sender connects for each hand-over; the end of one must not fail another, nor make it start anew."""

@@ -35,6 +35,12 @@ def peek(region: Region, offset: int = 0, nbytes: int | None = None) -> bytes:
     return ctypes.string_at(region.address + offset, nbytes)
 
 
+def holds(region: Region, data: bytes) -> bool:
+    """The region's content is ``data``. Rules assert this and not the comparison itself: to explain how two megabytes
+    differ takes an assertion minutes."""
+    return peek(region) == data
+
+
 def poke(region: Region, data: bytes, offset: int = 0) -> None:
     """Write into a region that is in host memory."""
     assert offset + len(data) <= region.nbytes

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from pdhub.api import PeerMetadata, TransferFailed, TransferState, WriteOp
-from pdhub.testing.transport_kit.pair import PATIENCE_S, TransportPair, done, first_byte, long_write, pattern, peek
+from pdhub.testing.transport_kit.pair import (
+    PATIENCE_S,
+    TransportPair,
+    done,
+    first_byte,
+    holds,
+    long_write,
+    pattern,
+)
 from pdhub.testing.transport_kit.process import SideProcess
 from pdhub.testing.transport_writer import pack_grant, pack_metadata, unpack_grant, unpack_metadata
 
@@ -35,7 +43,7 @@ class RightsRules:
         for data in forged:
             grant = replace(target.grant, data=data)
             assert pair.refused(grant, [WriteOp(source, 0, 0, 4096)]), "a forged grant was accepted"
-        assert peek(target.region) == bytes([GUARD]) * 4096
+        assert holds(target.region, bytes([GUARD]) * 4096)
 
     def test_T21_a_grant_opens_only_its_region(self, pair: TransportPair) -> None:
         """The id beside a grant is a label; the right is what the target put into it."""
@@ -43,7 +51,7 @@ class RightsRules:
         assert mine.grant.data != other.grant.data
         source = pair.source(pattern(4096))
         pair.refused(replace(mine.grant, region_id=other.region.id), [WriteOp(source, 0, 0, 4096)])
-        assert peek(other.region) == bytes([GUARD]) * 4096, "a grant opened another region"
+        assert holds(other.region, bytes([GUARD]) * 4096), "a grant opened another region"
 
     def test_T22_metadata_is_stable_and_holds_no_grant(self, pair: TransportPair) -> None:
         """It is told to every sender, and logged."""
@@ -77,7 +85,7 @@ class RightsRules:
             successors = [pair.target(LARGE, GUARD) for _ in range(2)]
             assert pair.refused(target.grant, [WriteOp(source, 0, 0, LARGE)]), "a grant outlived its region"
             for successor in successors:
-                assert peek(successor.region) == bytes([GUARD]) * LARGE, "a late write hit another landing"
+                assert holds(successor.region, bytes([GUARD]) * LARGE), "a late write hit another landing"
                 pair.node.unregister(successor.region.id)
             with pytest.raises(ValueError):
                 pair.node.grant(target.region.id, "writer")
@@ -94,9 +102,9 @@ class RightsRules:
         pair.node.unregister(target.region.id)
         successor = pair.target(LARGE, GUARD)
         assert pair.refused(target.grant, [WriteOp(source, 0, 0, LARGE)])
-        assert peek(successor.region) == bytes([GUARD]) * LARGE, "a fenced writer hit the next landing"
+        assert holds(successor.region, bytes([GUARD]) * LARGE), "a fenced writer hit the next landing"
         pair.write(other, pattern(4096))
-        assert peek(other.region) == pattern(4096), "the fence of one region stopped another"
+        assert holds(other.region, pattern(4096)), "the fence of one region stopped another"
 
     def test_T26_a_running_write_is_fenced(self, pair: TransportPair) -> None:
         """The usual case: the client left while prefill sends."""
@@ -108,7 +116,7 @@ class RightsRules:
         successor = pair.target(LARGE, GUARD)
         state = transfer.wait(PATIENCE_S)
         assert state in (TransferState.FAILED, TransferState.ABORTED), f"a fenced write ended as {state}"
-        assert peek(successor.region) == bytes([GUARD]) * LARGE, "a fenced write went on in the next landing"
+        assert holds(successor.region, bytes([GUARD]) * LARGE), "a fenced write went on in the next landing"
 
     def test_T27_a_fence_is_idempotent(self, pair: TransportPair) -> None:
         """The host asks again after a time-out, and for regions that nobody ever wrote to."""
@@ -141,10 +149,10 @@ class RightsRules:
         ended = writer.ask("wait", number=number, timeout_s=PATIENCE_S)
         assert ended["state"] == "failed", f"a fenced write ended as {ended['state']}"
         for successor in successors:
-            assert peek(successor.region) == bytes([GUARD]) * LARGE, "a resumed writer hit the next landing"
+            assert holds(successor.region, bytes([GUARD]) * LARGE), "a resumed writer hit the next landing"
         again = writer.ask("write", grant=pack_grant(successors[0].grant), nbytes=LARGE, fill=2)
         assert writer.ask("wait", number=again, timeout_s=PATIENCE_S)["state"] == "done"
-        assert peek(successors[0].region) == b"\x02" * LARGE
+        assert holds(successors[0].region, b"\x02" * LARGE)
 
     def test_T29_a_stopped_writer_survives_unregister(
         self, pair: TransportPair, process: Callable[[], SideProcess]
@@ -163,7 +171,7 @@ class RightsRules:
         ended = writer.ask("wait", number=number, timeout_s=PATIENCE_S)
         assert ended["state"] == "failed", f"a write into a freed region ended as {ended['state']}"
         for successor in successors:
-            assert peek(successor.region) == bytes([GUARD]) * LARGE, "a resumed writer hit the next landing"
+            assert holds(successor.region, bytes([GUARD]) * LARGE), "a resumed writer hit the next landing"
 
     def test_T30_a_killed_writer_is_fenced(self, pair: TransportPair, process: Callable[[], SideProcess]) -> None:
         """kill -9 leaves no goodbye; the landing must come back without a restart of the node."""
@@ -178,7 +186,7 @@ class RightsRules:
         pair.node.unregister(target.region.id)
         successor = pair.target(LARGE, GUARD)
         pair.write(successor, pattern(LARGE))
-        assert peek(successor.region) == pattern(LARGE), "the node is of no use after a writer died"
+        assert holds(successor.region, pattern(LARGE)), "the node is of no use after a writer died"
 
     def test_T31_a_killed_target_fails_writes(self, pair: TransportPair, process: Callable[[], SideProcess]) -> None:
         """The sender must answer its request with an error, not wait for a node that is gone."""

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pdhub.api import PluginError
-from pdhub.testing.transport_kit.pair import TransportPair, pattern, peek, until
+from pdhub.testing.transport_kit.pair import TransportPair, holds, pattern, peek, until
 from pdhub.transports.plugin import TcpConfig, pdhub_register_transports
 from pdhub.transports.tcp_wire import (
     ACK,
@@ -71,7 +71,7 @@ def ended(sock: socket.socket) -> bool:
 def still_works(pair) -> None:
     target = pair.target(SIZE)
     pair.write(target, pattern(SIZE))
-    assert peek(target.region) == pattern(SIZE)
+    assert holds(target.region, pattern(SIZE))
     pair.node.unregister(target.region.id)
 
 
@@ -137,7 +137,7 @@ def test_a_frame_that_stands_still_is_fenced(pair, dial):
     with contextlib.suppress(OSError):  # the target has closed it already
         sock.sendall(b"2" * (SIZE - 10))
     time.sleep(0.02)
-    assert peek(target.region) == frozen, "bytes landed after the fence"
+    assert holds(target.region, frozen), "bytes landed after the fence"
 
 
 def test_the_same_grant_again_ends_the_earlier_connection(pair, dial):
@@ -150,7 +150,7 @@ def test_the_same_grant_again_ends_the_earlier_connection(pair, dial):
     assert ended(first)
     second.sendall(FRAME.pack(Kind.DATA, 0, SIZE) + b"2" * SIZE + FRAME.pack(Kind.END, 7, 0))
     assert ACK.unpack(second.recv(ACK.size)) == (7,)
-    assert peek(target.region) == b"2" * SIZE
+    assert holds(target.region, b"2" * SIZE)
 
 
 def test_registered_memory_can_be_a_target(pair):
