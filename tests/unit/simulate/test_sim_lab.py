@@ -50,7 +50,7 @@ def test_alone_a_request_sees_exactly_what_the_costs_say(make_plan: Any, costs: 
 def test_too_much_is_refused_in_time_and_queues_end(make_plan: Any, costs: Costs) -> None:
     plan = make_plan({"type": "slo_threshold", "config": {"tpot_below_ms": 10, "fast": "fast", "otherwise": "general"}})
     requests = arrivals(
-        read_trace("synthetic:requests=300,rate=60,prompt=100,output=100"), Mix((Class("q", 1, 500, 8),))
+        read_trace("synthetic:requests=400,rate=60,prompt=100,output=100"), Mix((Class("q", 1, 500, 8),))
     )
     result = simulate(World(plan, costs), of_plan(plan), requests)
     assert result.total.refused["rejected-ttl-expired"] > 100
