@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from starlette.requests import ClientDisconnect
 
-from pdhub.api.errors import InvalidRequest, PDHubError, RequestCancelled
+from pdhub.api.errors import PDHubError
+from pdhub.node.body import read_body
 from pdhub.node.receiver import Receiver
 from pdhub.node.reply import DecodeReply
 from pdhub.node.stream import DecodeStream
@@ -24,7 +24,6 @@ log = logging.getLogger("pdhub.node")
 
 SMALL_BODY: Final = 64 << 10
 BYTES_A_TOKEN: Final = 16
-TOO_LARGE: Final = "request_too_large"
 
 
 def make_app(
@@ -40,8 +39,7 @@ def make_app(
 
     @app.exception_handler(PDHubError)
     async def refused(request: Request, error: Exception) -> Response:
-        status = 413 if getattr(error, "code", "") == TOO_LARGE else http_errors.status_of(error)
-        return _json_bytes(_error(error), status, http_errors.headers_of(error))
+        return _json_bytes(_error(error), http_errors.status_of(error), http_errors.headers_of(error))
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
@@ -50,7 +48,7 @@ def make_app(
 
     @app.post("/claim")
     async def claim(request: Request) -> Response:
-        body = claim_body(await _read(request, SMALL_BODY))
+        body = claim_body(await read_body(request, SMALL_BODY))
         lease, fingerprint = receiver.claim(body)
         host, port = info().control
         return _json(
@@ -59,12 +57,12 @@ def make_app(
 
     @app.post("/decode")
     async def decode(request: Request) -> Response:
-        body, asked = decode_body(await _read(request, decode_limit))
+        body, asked = decode_body(await read_body(request, decode_limit))
         return DecodeReply(DecodeStream(receiver, body, asked, verify=verify), body.transfer_id)
 
     @app.post("/cancel")
     async def cancel(request: Request) -> Response:
-        body = cancel_body(await _read(request, SMALL_BODY))
+        body = cancel_body(await read_body(request, SMALL_BODY))
         receiver.cancel(body.transfer_id, body.reason[:200])
         return _json_bytes(b"{}")
 
@@ -115,18 +113,6 @@ def load_of(receiver: Receiver) -> wire.LoadReply:
 
 def _error(error: BaseException) -> bytes:
     return msgspec.json.encode(http_errors.body_of(error))
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    body = bytearray()
-    try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > limit:
-                raise InvalidRequest(f"the body is larger than {limit} bytes", code=TOO_LARGE)
-    except ClientDisconnect as error:
-        raise RequestCancelled("the connection was dropped while the body was read") from error
-    return bytes(body)
 
 
 def _json(value: msgspec.Struct) -> Response:

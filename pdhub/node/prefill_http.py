@@ -9,19 +9,19 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from starlette.requests import ClientDisconnect
 
-from pdhub.api.errors import InvalidRequest, PDHubError, RequestCancelled
+from pdhub.api.errors import PDHubError, RequestCancelled
 from pdhub.api.prefill import PrefillInfo
+from pdhub.node.body import read_body
 from pdhub.node.prefill_metrics import PrefillMetrics
 from pdhub.node.prefill_request import parse
 from pdhub.node.prefill_service import PrefillService
 from pdhub.sender import LandingTooSmall
+from pdhub.telemetry.node import CONTENT_TYPE
 from pdhub.wire.errors import body_of, headers_of, status_of
 from pdhub.wire.http import PrefillInfoReply
 
 JSON = "application/json"
-TOO_LARGE = "request_too_large"
 
 
 def make_app(
@@ -48,7 +48,7 @@ def make_app(
 
     async def leg(request: Request, chat: bool) -> Response:
         try:
-            raw = await _read(request, body_limit)
+            raw = await read_body(request, body_limit)
             asked = parse(raw, chat=chat, models=[model, *aliases], info=info)
             job, task = service.begin(asked, _request_id(request))
         except PDHubError as error:
@@ -89,21 +89,9 @@ def make_app(
 
     @app.get("/metrics")
     async def metrics_text() -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     return app
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    body = bytearray()
-    try:
-        async for piece in request.stream():
-            body += piece
-            if len(body) > limit:
-                raise InvalidRequest(f"the body is larger than {limit} bytes", code=TOO_LARGE)
-    except ClientDisconnect as error:
-        raise RequestCancelled("the connection was dropped while the body was read") from error
-    return bytes(body)
 
 
 async def _disconnected(request: Request) -> None:
@@ -122,8 +110,6 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 def _failure(error: BaseException) -> Response:
-    if getattr(error, "code", "") == TOO_LARGE:
-        return _json(body_of(error), 413)
     if isinstance(error, LandingTooSmall):
         body = body_of(error)
         body["error"] |= {"type": "invalid_request_error", "need": error.need}

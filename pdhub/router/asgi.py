@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from pdhub.router.errors import BodyTooLarge
 from pdhub.router.service import Service
+from pdhub.wire.errors import BodyTooLarge
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

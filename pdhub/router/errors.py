@@ -26,10 +26,6 @@ class Refused(InvalidRequest):
         self.content_type = content_type
 
 
-class BodyTooLarge(InvalidRequest):
-    code = "request_too_large"
-
-
 class UnknownPath(InvalidRequest):
     code = "not_found"
 
@@ -71,7 +67,6 @@ def no_endpoints(message: str) -> AdmissionRejected:
 
 
 _STATUS: dict[type[RequestError], int] = {
-    BodyTooLarge: 413,
     UnknownPath: 404,
     MethodNotAllowed: 405,
     UpstreamTimeout: 504,

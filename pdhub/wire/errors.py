@@ -8,8 +8,16 @@ from typing import Any
 
 from pdhub.api import errors as e
 
+
+class BodyTooLarge(e.InvalidRequest):
+    """A request body over the server's limit."""
+
+    code = "request_too_large"
+
+
 _STATUS: dict[type[e.PDHubError], tuple[int, str]] = {
     e.ModelNotFound: (404, "invalid_request_error"),
+    BodyTooLarge: (413, "invalid_request_error"),
     e.InvalidRequest: (400, "invalid_request_error"),
     e.RequestCancelled: (499, "request_cancelled"),
     e.LayoutMismatch: (502, "server_error"),

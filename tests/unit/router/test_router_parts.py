@@ -18,11 +18,12 @@ from pdhub.api import (
 )
 from pdhub.router.breaker import Breaker
 from pdhub.router.endpoint import Endpoint
-from pdhub.router.errors import BodyTooLarge, LandingTooSmall, Refused, UpstreamTimeout, event_of, reply_of, status_of
+from pdhub.router.errors import LandingTooSmall, Refused, UpstreamTimeout, event_of, reply_of, status_of
 from pdhub.router.flight import Flight, new_id, safe_id
 from pdhub.router.janitor import Janitor
 from pdhub.router.refusal import classify, from_event
 from pdhub.router.result import read_result
+from pdhub.wire.errors import BodyTooLarge
 
 RULES = None  # nothing here looks at them
 
