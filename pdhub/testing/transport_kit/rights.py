@@ -12,6 +12,7 @@ import pytest
 from pdhub.api import PeerMetadata, TransferFailed, TransferState, WriteOp
 from pdhub.testing.transport_kit.pair import (
     PATIENCE_S,
+    Target,
     TransportPair,
     done,
     first_byte,
@@ -135,12 +136,7 @@ class RightsRules:
         self, pair: TransportPair, process: Callable[[], SideProcess]
     ) -> None:
         """A paused process (SIGSTOP, a debugger, a frozen VM) wakes up in the middle of its copy, minutes later."""
-        writer = process()
-        writer.ask("connect", **pack_metadata(pair.node.export_metadata()))
-        target = pair.target(LARGE)
-        ops = min(3000, pair.caps.max_ops or 3000)
-        number = writer.ask("write", grant=pack_grant(target.grant), nbytes=LARGE, fill=1, ops=ops)
-        first_byte(target, 1)
+        writer, target, number = _in_a_write(pair, process)
         writer.stop()
         assert pair.node.fence(target.region.id, pair.caps.fence_within_s), "not fenced in the declared time"
         pair.node.unregister(target.region.id)
@@ -158,12 +154,7 @@ class RightsRules:
         self, pair: TransportPair, process: Callable[[], SideProcess]
     ) -> None:
         """The host may free a landing whose writer said that it left, but that stands still in its last copy."""
-        writer = process()
-        writer.ask("connect", **pack_metadata(pair.node.export_metadata()))
-        target = pair.target(LARGE)
-        ops = min(3000, pair.caps.max_ops or 3000)
-        number = writer.ask("write", grant=pack_grant(target.grant), nbytes=LARGE, fill=1, ops=ops)
-        first_byte(target, 1)
+        writer, target, number = _in_a_write(pair, process)
         writer.stop()
         pair.node.unregister(target.region.id)
         successors = [pair.target(LARGE, GUARD) for _ in range(3)]
@@ -175,12 +166,7 @@ class RightsRules:
 
     def test_T30_a_killed_writer_is_fenced(self, pair: TransportPair, process: Callable[[], SideProcess]) -> None:
         """kill -9 leaves no goodbye; the landing must come back without a restart of the node."""
-        writer = process()
-        writer.ask("connect", **pack_metadata(pair.node.export_metadata()))
-        target = pair.target(LARGE)
-        ops = min(3000, pair.caps.max_ops or 3000)
-        writer.ask("write", grant=pack_grant(target.grant), nbytes=LARGE, fill=1, ops=ops)
-        first_byte(target, 1)
+        writer, target, _ = _in_a_write(pair, process)
         writer.kill()
         assert pair.node.fence(target.region.id, pair.caps.fence_within_s), "a dead writer could not be fenced"
         pair.node.unregister(target.region.id)
@@ -213,3 +199,14 @@ class RightsRules:
         peer.close()
         left = named_memory() - before
         assert not left, f"left in /dev/shm: {sorted(left)}"
+
+
+def _in_a_write(pair: TransportPair, process: Callable[[], SideProcess]) -> tuple[SideProcess, Target, int]:
+    """Another process in the middle of a long write: itself, what it writes to, the write's number."""
+    writer = process()
+    writer.ask("connect", **pack_metadata(pair.node.export_metadata()))
+    target = pair.target(LARGE)
+    ops = min(3000, pair.caps.max_ops or 3000)
+    number = writer.ask("write", grant=pack_grant(target.grant), nbytes=LARGE, fill=1, ops=ops)
+    first_byte(target, 1)
+    return writer, target, number
