@@ -129,18 +129,8 @@ def build_plan(
         routing=routing,
         classes=build_classes(config.policy, known),
         launcher=resolver.resolve(config.launcher, registry.launcher, ("launcher",)),
-        pools=MappingProxyType(
-            {
-                p.name: resolver.resolve(p.engine, registry.engine, ("pools", i, "engine"))
-                for i, p in enumerate(config.pools)
-            }
-        ),
-        prefill=MappingProxyType(
-            {
-                p.name: resolver.resolve(p.engine, registry.engine, ("prefill", i, "engine"))
-                for i, p in enumerate(config.prefill)
-            }
-        ),
+        pools=resolver.engines(config.pools, registry, "pools"),
+        prefill=resolver.engines(config.prefill, registry, "prefill"),
         path=path,
         origins=known,
     )

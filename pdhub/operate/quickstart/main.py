@@ -64,7 +64,6 @@ class _Show:
     def __init__(self, options: Options, plan: Plan, overrides: Sequence[str], bars: Bars, stderr: Console) -> None:
         self._options = options
         self._plan = plan
-        self._overrides = overrides
         self._bars = bars
         self._url = router_url(plan)
         self._members: tuple[list[Member], list[Member]] = stages(plan, overrides)

@@ -18,7 +18,6 @@ class Bars:
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:<12}"),
