@@ -240,7 +240,7 @@ async def test_drain_ends_what_is_open_and_refuses_what_is_new(host: Host, node:
         assert reply.status == 503
     assert (await asked)[0] == 200
     assert await draining
-    assert node.got(Done)
+    await until(lambda: node.got(Done))
 
 
 @pytest.mark.parametrize("host", [{"chunk_ms": 50}], indirect=True)
@@ -249,7 +249,7 @@ async def test_closing_stops_what_is_open(host: Host, node: FakeNode) -> None:
     await until(lambda: host.transport.peers)
     await host.server.close()
     assert (await asked)[0] == 499
-    assert node.got(Leave)
+    await until(lambda: node.got(Leave))
 
 
 async def test_bad_bodies(host: Host) -> None:
