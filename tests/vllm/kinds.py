@@ -1,0 +1,68 @@
+"""Which trees there are: a model, its servers' arguments, and the pools that stand behind one router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One tree.
+
+    Args:
+        model: ``qwen3`` or ``deepseek`` (random, tiny) or ``smollm2``.
+        pools: of :data:`HANDOFFS`.
+        block: tokens of a KV block on this CPU.
+        chunk: tokens that a server computes in one step; a longer prompt is computed in several.
+        context: prompt plus output.
+        kv: bytes of each server's KV cache.
+        args: further arguments of each server.
+    """
+
+    model: str
+    pools: tuple[str, ...]
+    block: int = 128
+    chunk: int = 512
+    context: int = 2048
+    kv: str = "128M"
+    args: tuple[str, ...] = ()
+
+
+HANDOFFS = {"pull": "nixl", "push": "nixl_push", "mooncake": "mooncake", "whole": "none"}
+"""Pool → `handoff`. ``whole`` prefills itself; its node is also the single server that others are compared with."""
+
+KINDS = {
+    "tiny": Kind("qwen3", ("pull", "push", "whole")),
+    "mooncake": Kind("qwen3", ("mooncake", "whole")),
+    "smol": Kind("smollm2", ("pull", "push", "whole"), kv="256M"),
+    # On a CPU latent attention has blocks of 16, and neither chunks nor a prefix cache. vLLM's own kernel computes its
+    # rotary embedding wrongly there, torch rightly (`-rotary_embedding`, below).
+    "mla": Kind(
+        "deepseek",
+        ("pull", "whole"),
+        block=16,
+        chunk=2048,
+        args=("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'),
+    ),
+}
+
+SERVER_ARGS = (
+    "--enforce-eager",
+    "--dtype", "float32",  # bfloat16 is emulated on older CPUs, and three times slower
+    "--distributed-executor-backend", "uni",  # no worker process beside the engine
+    "--compilation-config", '{"custom_ops": ["-rotary_embedding"]}',
+    "--disable-uvicorn-access-log",
+)  # fmt: skip
+
+SERVER_ENV = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    # UCX: loopback and shared memory, no search for RDMA devices. NIXL: sleep between polls (tools/make_venv.py).
+    "UCX_TLS": "tcp,sm,self",
+    "UCX_NET_DEVICES": "lo",
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",
+    "NIXL_PTHR_DELAY_US": "1000",
+}
