@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from pdhub.api.transport import Transport
 from pdhub.core.handoff import largest_chunk_bytes
 from pdhub.sender.channel import Channel, hello
 from pdhub.sender.session import Context, OnEnd, Session
-from pdhub.sender.staging import Staging, slot_count
+from pdhub.sender.staging import Memory, Staging, slot_count
 from pdhub.wire.control import Join
 from pdhub.wire.http import HandoffParams
 
@@ -40,6 +41,8 @@ class Sender:
         staging_bytes: most memory for staging. slots: most slots.
         verify: send a digest of every byte with done.
         max_ops: the transport's limit of operations a write; 0 = none.
+        memory: makes staging memory, as where the KV is on a device; default: host memory.
+        on_slot: called from any thread when a staging slot became free, for users of :meth:`Session.offer`.
 
     Raises:
         ConfigError: the staging does not hold two chunks.
@@ -57,6 +60,8 @@ class Sender:
         verify: bool = False,
         max_ops: int = 0,
         connect_timeout_s: float = 2.0,
+        memory: Memory | None = None,
+        on_slot: Callable[[], None] | None = None,
     ) -> None:
         slot_bytes = largest_chunk_bytes(layout, chunk_tokens)
         count = slot_count(staging_bytes, slot_bytes, slots)
@@ -64,7 +69,7 @@ class Sender:
         self._hello = hello(name, __version__, transport.name, layout.fingerprint)
         self._connect_timeout_s = connect_timeout_s
         self._workers = ThreadPoolExecutor(4, thread_name_prefix="pdhub-sender")
-        self._staging = Staging(transport, name, slot_bytes, count)
+        self._staging = Staging(transport, name, slot_bytes, count, memory=memory, on_free=on_slot)
         self._context = Context(transport, layout, self._staging, self._workers, max_ops, verify)
         self._lock = threading.Lock()
         self._channels: dict[tuple[str, int], Channel] = {}

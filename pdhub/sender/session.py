@@ -95,31 +95,24 @@ class Session:
             EngineFailed: the chunk breaks the engine's contract (order, size, block borders).
         """
         ops_of = self._plan(chunk)
-        context, target = self._context, (self._channel.host, self._channel.port)
         until = self.deadline if wait_s is None else min(self.deadline, time.monotonic() + wait_s)
-        slot = context.staging.take(target, until, lambda: self.ended)
+        slot = self._context.staging.take(self._target, until, lambda: self.ended)
         if slot is None:
             self._end(LeaseExpired("the node did not take the KV in time"))
             raise self._failure()
-        try:
-            chunk.write_into(slot.region)
-            if self._digest is not None:
-                self._add_digest(self._digest, chunk, slot)
-        except BaseException:
-            context.staging.release(slot)
-            raise
-        pieces = self._pieces
-        assert pieces is not None, "an open session has pieces"
-        try:
-            posted = pieces.post(slot, ops_of(slot))
-        except (RequestError, ValueError, OSError) as error:
-            log.warning("transfer %s: write refused: %s", self.transfer_id, error)
-            self._end(TransferFailed("the transport refused a write"))
-            raise self._failure() from error
-        if not posted:
-            raise self._failure()
-        self.nbytes += chunk.nbytes
-        self._next = chunk.stop
+        self._stage(chunk, slot, ops_of)
+
+    def offer(self, chunk: KVChunk) -> bool:
+        """:meth:`send` without a wait. False: no slot is free now, nothing was copied and the session goes on; the
+        sender's ``on_slot`` tells when to offer again. Raises as :meth:`send`, and what ``write_into`` raises."""
+        ops_of = self._plan(chunk)
+        slot = self._context.staging.take(self._target, 0.0, lambda: self.ended)
+        if slot is None:
+            if self.ended:
+                raise self._failure()
+            return False
+        self._stage(chunk, slot, ops_of)
+        return True
 
     def begin_finish(self) -> Future[int]:
         """Say done when every write is. The future gives the bytes written, or raises why it failed.
@@ -196,6 +189,32 @@ class Session:
         self._end(error, leave=False)
 
     # Inside
+
+    @property
+    def _target(self) -> tuple[str, int]:
+        return self._channel.host, self._channel.port
+
+    def _stage(self, chunk: KVChunk, slot: Slot, ops_of: Callable[[Slot], list[WriteOp]]) -> None:
+        context = self._context
+        try:
+            chunk.write_into(slot.region)
+            if self._digest is not None:
+                self._add_digest(self._digest, chunk, slot)
+        except BaseException:
+            context.staging.release(slot)
+            raise
+        pieces = self._pieces
+        assert pieces is not None, "an open session has pieces"
+        try:
+            posted = pieces.post(slot, ops_of(slot))
+        except (RequestError, ValueError, OSError) as error:
+            log.warning("transfer %s: write refused: %s", self.transfer_id, error)
+            self._end(TransferFailed("the transport refused a write"))
+            raise self._failure() from error
+        if not posted:
+            raise self._failure()
+        self.nbytes += chunk.nbytes
+        self._next = chunk.stop
 
     def _plan(self, chunk: KVChunk) -> Callable[[Slot], list[WriteOp]]:
         if self._state is not _State.OPEN:

@@ -39,15 +39,41 @@ def slot_count(staging_bytes: int, slot_bytes: int, most: int) -> int:
     return count
 
 
+Memory = Callable[[str, int], Region]
+"""Makes one slot's memory, given an id and bytes. What it returns is registered with the transport."""
+
+
+def host_memory(region_id: str, nbytes: int) -> Region:
+    """Pages of this process."""
+    memory = mmap.mmap(-1, nbytes)
+    address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+    return Region(region_id, address, nbytes, "cpu", memoryview(memory), memory)
+
+
 class Staging:
-    """Slots of host memory, registered with the transport.
+    """Slots of memory, registered with the transport.
 
     A target may take another slot only while more are free than it holds. So a stalled target keeps at most half
     of them, a second one half of the rest, and a lively one always finds a slot.
+
+    Args:
+        memory: default: host memory.
+        on_free: called after a slot came back, from any thread; must not block.
     """
 
-    def __init__(self, transport: Transport, name: str, slot_bytes: int, slots: int) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        name: str,
+        slot_bytes: int,
+        slots: int,
+        *,
+        memory: Memory | None = None,
+        on_free: Callable[[], None] | None = None,
+    ) -> None:
         self._transport = transport
+        self._memory = memory or host_memory
+        self._on_free = on_free
         self.slot_bytes = slot_bytes
         self.slots = slots
         self._regions = [self._make(f"staging-{name}-{i}") for i in range(slots)]
@@ -57,10 +83,7 @@ class Staging:
         self._closed = False
 
     def _make(self, region_id: str) -> Region:
-        memory = mmap.mmap(-1, self.slot_bytes)
-        view = memoryview(memory)
-        address = int(np.frombuffer(memory, np.uint8).ctypes.data)
-        return self._transport.register(Region(region_id, address, self.slot_bytes, "cpu", view, memory))
+        return self._transport.register(self._memory(region_id, self.slot_bytes))
 
     @property
     def free(self) -> int:
@@ -90,6 +113,8 @@ class Staging:
             if not self._held[slot.target]:
                 del self._held[slot.target]
             self._changed.notify_all()
+        if self._on_free is not None:
+            self._on_free()
 
     def wake(self) -> None:
         """Make waiters look at their ``ended`` again."""
