@@ -8,6 +8,9 @@ another only by refusing a ticket that is sheddable, the last one first.
 Capacity is what the nodes told; other routers use it too. A request that was admitted but found every node busy comes
 back (:meth:`AdmissionQueue.busy`): then one ticket at a time may try, until one gets in.
 
+A ticket takes its weight of the capacity, as a rule 1. One that is heavier than all of it enters when nothing else
+runs: whoever is first keeps its turn, and nobody behind it enters in the meantime.
+
 Every change returns what the host has to act on, so that no ticket is lost between two calls. Times are seconds of
 one monotonic clock, passed in.
 """
@@ -89,12 +92,13 @@ class AdmissionQueue:
 
     Args:
         limit: tickets that may wait; 0 = nobody waits. May be changed; who waits already stays.
-        capacity: requests that may run at once; 0 = nobody is there. Changed by :meth:`resize`.
+        capacity: weight of the requests that may run at once; 0 = nobody is there. Changed by :meth:`resize`.
     """
 
     limit: int
     capacity: int
     _running: dict[str, tuple[float, Ticket]] = field(default_factory=dict)
+    _load: int = 0
     _waiting: Bands = field(default_factory=Bands)
     _ceiling: int | None = None
     _service_s: float | None = None
@@ -104,6 +108,11 @@ class AdmissionQueue:
     @property
     def running(self) -> int:
         return len(self._running)
+
+    @property
+    def load(self) -> int:
+        """Weight of those that run."""
+        return self._load
 
     @property
     def waiting(self) -> int:
@@ -128,8 +137,8 @@ class AdmissionQueue:
         if reason is not None:
             wait = self.predicted_wait(now) if reason.contended else None
             return Offer(Outcome.REFUSED, (Refusal(ticket, reason, wait),))
-        if len(self._running) < self._places():  # then nobody in time is waiting: see _admit
-            self._running[ticket.id] = (now, ticket)
+        if self._enters(ticket, now):
+            self._start(ticket, now)
             return Offer(Outcome.ADMITTED)
         refusals: tuple[Refusal, ...] = ()
         if victim is not None:
@@ -146,8 +155,8 @@ class AdmissionQueue:
     def busy(self, ticket_id: str, now: float) -> Offer:
         """Admitted, but every node was busy: it waits again, at its place in the order, however full the queue is.
         From now on one ticket at a time may try. Raises KeyError if it was not running."""
-        _, ticket = self._running.pop(ticket_id)
-        self._ceiling = len(self._running)
+        _, ticket = self._stop(ticket_id)
+        self._ceiling = self._load
         if self._closed:
             return Offer(Outcome.REFUSED, (Refusal(ticket, DroppedReason.SHUTTING_DOWN),))
         self._waiting.add(ticket)
@@ -163,7 +172,7 @@ class AdmissionQueue:
 
     def release(self, ticket_id: str, now: float) -> list[Ticket]:
         """A running request ended; the tickets admitted in its place. Raises KeyError if it was not running."""
-        took = max(0.0, now - self._running.pop(ticket_id)[0])
+        took = max(0.0, now - self._stop(ticket_id)[0])
         old = self._service_s
         self._service_s = took if old is None else old + SMOOTHING * (took - old)
         return self._admit(now)
@@ -173,8 +182,10 @@ class AdmissionQueue:
 
         How long a cancelled request ran says nothing about service times.
         """
-        self._waiting.remove(ticket_id)
-        if self._running.pop(ticket_id, None) is None:
+        waited = self._waiting.remove(ticket_id) is not None
+        if ticket_id in self._running:
+            self._stop(ticket_id)
+        elif not waited:
             return []
         return self._admit(now)
 
@@ -229,7 +240,7 @@ class AdmissionQueue:
             return DroppedReason.NO_ENDPOINTS, None
         if ticket.deadline <= now:
             return DroppedReason.TTL_EXPIRED, None
-        if len(self._running) < self._places():
+        if self._enters(ticket, now):
             return None, None
         crowds = self._crowds(ticket, now)
         if len(self._waiting) < self.limit and not crowds:
@@ -255,7 +266,7 @@ class AdmissionQueue:
 
     def _raise_ceiling(self, now: float) -> list[Ticket]:
         if self._ceiling is not None:
-            self._ceiling = max(self._ceiling, len(self._running)) + 1
+            self._ceiling = max(self._ceiling, self._load) + 1
             if self._ceiling >= self.capacity:
                 self._ceiling = None
         return self._admit(now)
@@ -264,7 +275,25 @@ class AdmissionQueue:
         """Fill the free places. Called whenever one became free, so that a place is never free while somebody in
         time waits."""
         admitted = []
-        while len(self._running) < self._places() and (ticket := self._waiting.take(now)):
-            self._running[ticket.id] = (now, ticket)
+        while (ticket := self._waiting.next(now)) is not None and self._has_room(ticket):
+            self._waiting.take(now)
+            self._start(ticket, now)
             admitted.append(ticket)
         return admitted
+
+    def _enters(self, ticket: Ticket, now: float) -> bool:
+        """There is room for it, and for nobody in time that waits: it is not to overtake one that is too heavy now."""
+        return self._has_room(ticket) and (not self._waiting or self._waiting.next(now) is None)
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        places = self._places()
+        return self._load + ticket.weight <= places or (not self._load and places > 0)
+
+    def _start(self, ticket: Ticket, now: float) -> None:
+        self._running[ticket.id] = (now, ticket)
+        self._load += ticket.weight
+
+    def _stop(self, ticket_id: str) -> tuple[float, Ticket]:
+        since, ticket = self._running.pop(ticket_id)
+        self._load -= ticket.weight
+        return since, ticket

@@ -20,6 +20,7 @@ class Ticket:
         arrived: same clock as ``deadline``; of two equally urgent tickets the earlier arrival is served first.
         rank: as :meth:`pdhub.api.policy.AdmissionOrder.rank` gives it; empty = by priority, then deadline.
         sheddable: may be refused for another; None = if its priority is negative.
+        weight: how much of the capacity it takes, in the units of that.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Ticket:
     arrived: float = 0.0
     rank: tuple[float, ...] = ()
     sheddable: bool | None = None
+    weight: int = 1
     band: float = field(init=False, repr=False, compare=False)
     urgency: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
@@ -92,33 +94,49 @@ class Bands:
                 del self._order[bisect.bisect_left(self._order, ticket.band)]
         return ticket
 
-    def take(self, now: float) -> Ticket | None:
-        """The next one that is still in time; late ones stay for whoever refuses them."""
+    def next(self, now: float) -> Ticket | None:
+        """Whose turn it is: the next one that is still in time; late ones stay for whoever refuses them."""
         for band in self._order:
-            tenants = self._bands[band]
-            for tenant, queue in tenants.items():
+            for queue in self._bands[band].values():
                 ticket = next((ticket for ticket in queue if ticket.deadline > now), None)
                 if ticket is not None:
-                    self.remove(ticket.id)
-                    if tenant in tenants:
-                        tenants[tenant] = tenants.pop(tenant)
                     return ticket
         return None
 
+    def take(self, now: float) -> Ticket | None:
+        """:meth:`next`, which no longer waits; its tenant has had its turn."""
+        ticket = self.next(now)
+        if ticket is not None:
+            self.remove(ticket.id)
+            tenants = self._bands.get(ticket.band, {})
+            if ticket.tenant in tenants:
+                tenants[ticket.tenant] = tenants.pop(ticket.tenant)
+        return ticket
+
     def ahead(self, ticket: Ticket) -> int:
         """How many of those that wait enter before this one, whether it waits already or would come now."""
+        return sum(count for _, count in self._before(ticket))
+
+    def before(self, ticket: Ticket) -> Iterator[Ticket]:
+        """Those that :meth:`ahead` counts, in no order."""
+        for queue, count in self._before(ticket):
+            yield from queue[:count]
+
+    def _before(self, ticket: Ticket) -> Iterator[tuple[list[Ticket], int]]:
+        """Of each queue, how many enter before it."""
         better = bisect.bisect_left(self._order, ticket.band)
-        count = sum(len(queue) for band in self._order[:better] for queue in self._bands[band].values())
+        for band in self._order[:better]:
+            for queue in self._bands[band].values():
+                yield queue, len(queue)
         tenants = self._bands.get(ticket.band, {})
         place = bisect.bisect_left(tenants.get(ticket.tenant, ()), _urgency(ticket), key=_urgency)
         mine = ticket.tenant in tenants
         for tenant, queue in tenants.items():
             if tenant == ticket.tenant:
-                count += place
+                yield queue, place
                 mine = False  # tenants behind in the turn are passed once less often
             else:
-                count += min(len(queue), place + (1 if mine or ticket.tenant not in tenants else 0))
-        return count
+                yield queue, min(len(queue), place + (1 if mine or ticket.tenant not in tenants else 0))
 
     def shed(self, band: float | None, tenant: str | None = None) -> Ticket | None:
         """The one to refuse in favour of another: sheddable, of the last band, of the tenant that has most waiting

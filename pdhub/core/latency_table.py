@@ -97,6 +97,7 @@ class PoolRow:
 
 
 NO_NODE: Final = NodeRow()
+NO_POOL: Final = PoolRow()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +107,26 @@ class LatencyTable:
     Args:
         nodes: by (pool, node).
         backlog_tokens: prompt tokens that wait at the prefill instance which the next request would get.
+        turn_ms: until it would be sent there.
     """
 
     pools: Mapping[str, PoolRow] = field(default_factory=dict)
     nodes: Mapping[tuple[str, str], NodeRow] = field(default_factory=dict)
     backlog_tokens: int = 0
+    turn_ms: float = 0.0
 
-    def with_backlog(self, tokens: int) -> LatencyTable:
-        """The same knowledge, another backlog in front of the prefill instances."""
+    def with_backlog(self, tokens: int, turn_ms: float = 0.0) -> LatencyTable:
+        """The same knowledge, another backlog at the prefill instances and in front of them."""
         tokens = max(0, tokens)
-        return self if tokens == self.backlog_tokens else replace(self, backlog_tokens=tokens)
+        if (tokens, turn_ms) == (self.backlog_tokens, self.turn_ms):
+            return self
+        return replace(self, backlog_tokens=tokens, turn_ms=turn_ms)
+
+    def uncached(self, request: RequestView) -> int:
+        """Tokens of its prompt that a prefill instance has to compute, as far as one can tell; at least 1."""
+        row, prompt, seen = self.pools.get(PREFILL, NO_POOL), request.prompt_tokens, request.seen_tokens
+        fresh = prompt * row.uncached if seen is None else prompt - seen * row.hit
+        return max(1, round(fresh))
 
     def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
         """See :class:`~pdhub.api.policy.Predictor`."""
@@ -156,7 +167,8 @@ class LatencyTable:
             tpot = tpot_factor.recent * (c0 + c1 * running + c2 * context)
         else:
             tpot = row.tpot.older(running, context, tpot_factor, now)
-        backlog = self.backlog_tokens if pool.needs_prefill and pool.role == "decode" else node.pending_tokens
+        served = pool.needs_prefill and pool.role == "decode"
+        backlog = self.backlog_tokens if served else node.pending_tokens
         seen = request.seen_tokens
         fresh = prompt * row.uncached if seen is None else prompt - seen * row.hit
         if now <= ttft_factor.recent_until:
@@ -164,6 +176,8 @@ class LatencyTable:
             ttft = ttft_factor.recent * (c0 + c1 * fresh + c2 * backlog)
         else:
             ttft = row.ttft.older(fresh, backlog, ttft_factor, now)
+        if served and ttft is not None:
+            ttft += self.turn_ms
         wait: float | None = 0.0
         if node.queued or (slots and taken >= slots):
             slot, queue = _waits(node, taken, len(pool.nodes), row, tpot)

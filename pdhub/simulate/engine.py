@@ -47,6 +47,10 @@ class Prefill:
         cached = self._cached(request)
         return max(now, self.tail_s) + self._time_s(request, cached, now)
 
+    def alone_s(self, request: Arrival) -> float:
+        """True time that this prompt takes, but for prefixes that are not cached yet."""
+        return self._time_s(request, self._cached(request), self._loop.now)
+
     def _time_s(self, request: Arrival, cached: int, now: float) -> float:
         time_ms = self._cost.time_ms(request.prompt_tokens, cached) * self._factor.at(now)
         if self._cost.spread:

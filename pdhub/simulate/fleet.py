@@ -10,6 +10,7 @@ from pdhub.api.policy import NodeView, PoolView, Predictor, Snapshot
 from pdhub.api.request import Feature
 from pdhub.core.admission import AdmissionQueue, Ticket
 from pdhub.core.latency import PREFILL, LatencyModel
+from pdhub.core.turns import Ahead, TurnQueue
 from pdhub.simulate.engine import Node, Prefill, Running
 from pdhub.simulate.workload import Arrival
 
@@ -108,47 +109,67 @@ class PoolState:
 
 
 class Picture:
-    """Makes snapshots; views of what did not change are used again. ``truth``: instead of the latency model."""
+    """Makes snapshots; views of what did not change are used again. ``truth``: instead of the latency model.
+    ``weighed``: the ticket that the last one was for.
 
-    def __init__(self, pools: Iterable[PoolState], prefills: Sequence[Prefill], latency: LatencyModel) -> None:
+    Args:
+        ahead: how much prefill instances are sent before they have answered.
+    """
+
+    def __init__(
+        self, pools: Iterable[PoolState], prefills: Sequence[Prefill], latency: LatencyModel, ahead: Ahead
+    ) -> None:
         self.pools = {pool.name: pool for pool in pools}
         self.prefills = {p.name: p for p in prefills}
         self.backlog = {p.name: 0 for p in prefills}
         self.prefill_in_flight = {p.name: 0 for p in prefills}
+        self.lines = {p.name: TurnQueue(ahead) for p in prefills}
         self.truth: Predictor | None = None
+        self.weighed: Ticket | None = None
         self._latency = latency
         self._version = 0
 
-    def decode(self, now: float, ticket: Ticket, inside: str | None = None) -> Snapshot:
+    def decode(self, now: float, ticket: Ticket, weighed: Ticket, inside: str | None = None) -> Snapshot:
         """What the policy sees for one request: in front of a pool only those wait that enter before it.
 
         Args:
+            weighed: its ticket in front of prefill instances.
             inside: the pool in which it has a place.
         """
         self._version += 1
+        self.weighed = weighed
         views = []
         for pool in self.pools.values():
             view = self._pool(pool)
             if pool.door.waiting and pool.name != inside and (ahead := pool.door.ahead(ticket)):
                 view = replace(view, nodes=tuple([replace(node, queued=ahead) for node in view.nodes]))
             views.append(view)
-        return Snapshot(self._version, tuple(views), self._predictor(now))
+        return Snapshot(self._version, tuple(views), self._predictor(now, weighed))
 
-    def prefill(self, models: frozenset[str], now: float) -> Snapshot:
+    def prefill(self, models: frozenset[str], now: float, weighed: Ticket) -> Snapshot:
+        """What the choice of a prefill instance sees: the work that each has before this request."""
         self._version += 1
         nodes = tuple(
-            NodeView(name, PREFILL, in_flight=self.prefill_in_flight[name], pending_tokens=self.backlog[name])
+            NodeView(
+                name,
+                PREFILL,
+                in_flight=self.prefill_in_flight[name],
+                pending_tokens=self.backlog[name] + self.lines[name].ahead(weighed),
+            )
             for name in self.prefills
         )
         pool = PoolView(PREFILL, models, ANYTHING, nodes, role="prefill", needs_prefill=False)
         latency: Predictor = self._latency.freeze(now)
         return Snapshot(self._version, (pool,), latency)
 
-    def _predictor(self, now: float) -> Predictor:
+    def _predictor(self, now: float, weighed: Ticket) -> Predictor:
         if self.truth is not None:
             return self.truth
         table = self._latency.freeze(now)
-        return table.with_backlog(min(self.backlog.values())) if self.backlog else table
+        if not self.lines:
+            return table
+        least = min(line.backlog(weighed, self.backlog[name], now) for name, line in self.lines.items())
+        return table.with_backlog(least.tokens, least.wait_ms)
 
     def _pool(self, pool: PoolState) -> PoolView:
         fresh = False

@@ -12,6 +12,7 @@ from pdhub.config.build import Plan, needs_prefill
 from pdhub.config.models import PoolConfig
 from pdhub.config.seeds import latency_seeds
 from pdhub.core.latency import LatencyModel
+from pdhub.core.turns import Ahead
 from pdhub.policies.compose import compose, compose_prefill
 from pdhub.simulate.cost import Costs, DecodeCost, PrefillCost
 from pdhub.simulate.engine import Node, Prefill
@@ -71,7 +72,7 @@ def simulate(world: World, contender: Contender, requests: Sequence[Arrival]) ->
     """Every request from its arrival to its end; the same arguments give the same result."""
     loop = Loop()
     latency = LatencyModel(latency_seeds(world.plan.config))
-    picture = _picture(world, loop, latency)
+    picture = _picture(world, loop, latency, contender.plan or world.plan)
     scene = Scene(loop, picture, {r.id: r for r in requests})
     done: list[Done] = []
     policy = contender.make(scene)
@@ -139,7 +140,7 @@ def prefill_cost(plan: Plan, costs: Costs) -> PrefillCost:
     )
 
 
-def _picture(world: World, loop: Loop, latency: LatencyModel) -> Picture:
+def _picture(world: World, loop: Loop, latency: LatencyModel, rules: Plan) -> Picture:
     plan, truth, seed = world.plan, world.truth, world.seed
     config = plan.config
     pools = []
@@ -161,7 +162,9 @@ def _picture(world: World, loop: Loop, latency: LatencyModel) -> Picture:
         pools.append(state)
     shared = prefill_cost(plan, world.costs)
     prefills = [Prefill(loop, p.name, shared, factor(truth, "prefill", p.name, seed)) for p in config.prefill]
-    return Picture(pools, prefills, latency)
+    admission = rules.config.admission
+    ahead = Ahead(admission.prefill_ahead_s, admission.prefill_ahead_tokens)
+    return Picture(pools, prefills, latency, ahead)
 
 
 def _result(

@@ -42,6 +42,13 @@ class Scene:
     picture: Picture
     requests: Mapping[str, Arrival]
 
+    def computed_s(self, instance: str, mine: Arrival) -> float:
+        """True time at which a prefill instance would have computed the prompt, after those in its line whose turn
+        comes before."""
+        prefill, line, weighed = self.picture.prefills[instance], self.picture.lines[instance], self.picture.weighed
+        before = line.before(weighed) if weighed is not None else ()
+        return prefill.ready_s(mine) + sum(prefill.alone_s(self.requests[ticket.id]) for ticket in before)
+
 
 class Oracle(Policy):
     """The cheapest pool, and there the fullest node, on which the request attains and nobody else is spoilt. A request
@@ -105,7 +112,7 @@ class Oracle(Policy):
         if engine.prefill is not None:
             computed_s = engine.prefill.ready_s(mine)
         else:
-            computed_s = min((p.ready_s(mine) for p in self._scene.picture.prefills.values()), default=now)
+            computed_s = min((self._scene.computed_s(name, mine) for name in self._scene.picture.prefills), default=now)
         coming = sorted(state.coming.values(), key=lambda entry: entry[0])
         return look_ahead(engine, coming, mine, computed_s + engine.start_s(mine), now)
 
@@ -118,7 +125,7 @@ class Soonest(Policy):
 
     def choose(self, request: RequestView, snapshot: Snapshot, now: float, rng: random.Random) -> Decision:
         mine, prefills = self._scene.requests[request.id], self._scene.picture.prefills
-        order = sorted(prefills, key=lambda name: (prefills[name].ready_s(mine), name))
+        order = sorted(prefills, key=lambda name: (self._scene.computed_s(name, mine), name))
         found = tuple((PREFILL, name) for name in order)
         return Decision(found, tuple(Candidate(*key) for key in found), Reason.LEAST_LOADED, "oracle")
 

@@ -1,5 +1,6 @@
 """The router's decisions under virtual time: the same policy, admission queue and latency model as the real one, and
-the same steps: choose, wait at the pool's door, choose again, prefill, hand over, decode."""
+the same steps: choose, wait at the pool's door, choose again, wait for a turn at a prefill instance, choose again,
+prefill, hand over, decode."""
 
 from __future__ import annotations
 
@@ -7,73 +8,22 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pdhub.api.policy import AdmissionOrder, Decision, Policy, Reason, Snapshot
+from pdhub.api.policy import AdmissionOrder, Decision, Policy, Reason
 from pdhub.api.request import RequestRecord, RequestView
-from pdhub.core.admission import Outcome, Ticket
+from pdhub.core.admission import DroppedReason, Outcome, Ticket
 from pdhub.core.doors import MOVES, find_door, look_at, told_at
 from pdhub.core.latency import PREFILL, LatencyModel, Sample
+from pdhub.core.turns import restless
 from pdhub.simulate.engine import Prefill
 from pdhub.simulate.fleet import NodeState, Picture, PoolState
+from pdhub.simulate.flight import Flight
+from pdhub.simulate.heartbeat import Heartbeat
 from pdhub.simulate.loop import Loop
 from pdhub.simulate.result import Done
 from pdhub.simulate.workload import Arrival
 
-SEGMENT_S = 0.5
-LEAST_TOKENS = 4
-"""TPOT is learned while tokens come, from pieces of so many seconds and at least so many tokens, as the router does."""
-
 UNTOLD_S = 10.0
 """First sign of life of a request of which nothing could be predicted."""
-
-
-class Flight:
-    """One request on its way. Times are virtual seconds."""
-
-    __slots__ = (
-        "area",
-        "backlog",
-        "cached",
-        "concurrency",
-        "deadline",
-        "first_s",
-        "moves",
-        "node",
-        "pool",
-        "predicted_tpot",
-        "predicted_ttft",
-        "predicted_wait",
-        "prefill",
-        "queued_s",
-        "ready_s",
-        "reason",
-        "request",
-        "sent_s",
-        "since_s",
-        "snapshot",
-        "ticket",
-        "turn",
-        "view",
-    )  # fmt: skip
-
-    def __init__(self, request: Arrival, view: RequestView, deadline: float, ticket: Ticket) -> None:
-        self.request = request
-        self.view = view
-        self.deadline = deadline
-        self.ticket = ticket
-        self.snapshot: Snapshot | None = None
-        self.moves = self.turn = 0
-        self.area = 0.0
-        self.queued_s = self.since_s = self.sent_s = self.ready_s = 0.0
-        self.first_s: float | None = None
-        self.pool: PoolState | None = None
-        self.node: NodeState | None = None
-        self.prefill: str | None = None
-        self.reason = ""
-        self.cached = self.backlog = 0
-        self.concurrency = 0
-        self.predicted_ttft: float | None = None
-        self.predicted_tpot: float | None = None
-        self.predicted_wait: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +67,14 @@ class Router:
         self._models = frozenset({model})
         self._finished = finished
         self._rng = random.Random(seed)
+        self._heartbeat = Heartbeat(picture, latency)
         self._waiting: dict[str, Flight] = {}
+        self._turns: dict[str, Flight] = {}
 
     def arrive(self, request: Arrival) -> None:
         """A request comes, now."""
         now, slo, admission = self._loop.now, request.cls.slo(), self._admission
+        self._heartbeat.heartbeat(now)
         view = RequestView(
             id=request.id,
             model=self._model,
@@ -138,7 +91,7 @@ class Router:
         rank, sheddable = admission.order.rank(view, deadline, now), admission.order.sheddable(view)
         told = told_at(now, deadline, now)
         ticket = Ticket(view.id, told, view.priority, view.tenant, view.arrived_s, rank, sheddable)
-        self._look(Flight(request, view, deadline, ticket))
+        self._look(Flight(request, view, deadline, ticket, self._latency.freeze(now).uncached(view)))
 
     # choosing and waiting
 
@@ -180,8 +133,14 @@ class Router:
             self._leave_queue(flight, pool)
             self._look(flight)
 
-    def _door(self, flight: Flight, decision: Decision, inside: str | None = None) -> str | None:
-        """Name of the pool to wait at; None = it is over."""
+    def _door(
+        self, flight: Flight, decision: Decision, inside: str | None = None, *, waits: bool = False
+    ) -> str | None:
+        """Name of the pool to wait at; None = it is over.
+
+        Args:
+            inside: the pool in which it has a place. waits: all the same it waits, for its turn.
+        """
         now, admission = self._loop.now, self._admission
         if not decision.order:
             self._refuse(flight, "shed" if decision.reason is Reason.SHED else decision.reason.value)
@@ -204,15 +163,15 @@ class Router:
             wait_s=lambda name: pools[name].door.predicted_wait(now, pools[name].door.ahead(ticket)),
             inside=inside,
         )
-        if not way.in_time and inside is None and ticket.sheddable and admission.shed:
+        if not way.in_time and (inside is None or waits) and ticket.sheddable and admission.shed:
             self._refuse(flight, "shed")
             return None
         return way.pool
 
     def _choose(self, flight: Flight, inside: str | None = None) -> Decision:
         now = self._loop.now
-        self._heartbeat(now)
-        flight.snapshot = self._picture.decode(now, flight.ticket, inside)
+        self._heartbeat.heartbeat(now)
+        flight.snapshot = self._picture.decode(now, flight.ticket, flight.weighed, inside)
         return self._policy.choose(flight.view, flight.snapshot, now, self._rng)
 
     def _admitted(self, tickets: Sequence[Ticket]) -> None:
@@ -231,11 +190,18 @@ class Router:
             decision = self._choose(flight, pool.name)
             found = self._door(flight, decision, pool.name)
             if found != pool.name:
-                self._admitted(pool.door.cancel(flight.view.id, self._loop.now))
-                if found is not None:
-                    self._look(flight)
+                self._move(flight, found)
                 return
-        self._send(flight, decision)
+        self._queue(flight, decision)
+
+    def _move(self, flight: Flight, found: str | None) -> None:
+        """It leaves its pool: for another one, or (None) for good."""
+        pool = flight.pool
+        assert pool is not None
+        self._leave_line(flight)
+        self._admitted(pool.door.cancel(flight.view.id, self._loop.now))
+        if found is not None:
+            self._look(flight)
 
     def _stop_waiting(self, id: str) -> Flight:
         flight = self._waiting.pop(id)
@@ -255,6 +221,95 @@ class Router:
     def _expire(self, pool: PoolState) -> None:
         for refusal in pool.door.expire(self._loop.now):
             self._refuse(self._stop_waiting(refusal.ticket.id), refusal.reason.value)
+
+    # waiting for a turn at a prefill instance
+
+    def _queue(self, flight: Flight, decision: Decision) -> None:
+        """It has a place: ask for its turn where its prompt will be computed."""
+        pool, now = flight.pool, self._loop.now
+        assert pool is not None
+        if not pool.needs_prefill or not self._picture.prefills:
+            self._send(flight, decision)
+            return
+        flight.line = self._instance(flight)
+        offer = self._picture.lines[flight.line].offer(flight.weighed, now)
+        if offer.outcome is Outcome.ADMITTED:
+            self._send(flight, decision)
+        elif offer.outcome is Outcome.REFUSED:
+            flight.line = None
+            self._end(flight, "refused", offer.refusals[0].reason.value)
+            self._move(flight, None)
+        else:
+            self._turns[flight.view.id] = flight
+            flight.turn += 1
+            flight.since_s = now
+            self._loop.at(flight.ticket.deadline, self._expire_turn, (flight, flight.turn))
+            self._loop.at(look_at(flight.deadline, now), self._look_ahead, (flight, flight.turn))
+
+    def _instance(self, flight: Flight) -> str:
+        now = self._loop.now
+        seen = self._picture.prefill(self._models, now, flight.weighed)
+        return self._prefill_policy.choose(flight.view, seen, now, self._rng).order[0][1]
+
+    def _look_ahead(self, what: tuple[Flight, int]) -> None:
+        """It still waits for its turn: would it be better elsewhere by now?"""
+        flight, turn = what
+        if turn == flight.turn and self._stays(flight):
+            self._loop.at(look_at(flight.deadline, self._loop.now), self._look_ahead, what)
+
+    def _stays(self, flight: Flight) -> bool:
+        """Where it waits for its turn. Otherwise it is on its way elsewhere, or at its end."""
+        pool = flight.pool
+        assert pool is not None
+        decision = self._choose(flight, pool.name)
+        found = self._door(flight, decision, pool.name, waits=True)
+        if found != pool.name:
+            self._move(flight, found)
+            return False
+        if self._instance(flight) == flight.line:
+            return True
+        self._leave_line(flight)
+        self._queue(flight, decision)
+        return False
+
+    def _its_turn(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            flight = self._end_turn(ticket.id)
+            pool = flight.pool
+            assert pool is not None
+            decision = self._choose(flight, pool.name)
+            found = self._door(flight, decision, pool.name)
+            if found == pool.name:
+                self._send(flight, decision)
+            else:
+                self._move(flight, found)
+
+    def _end_turn(self, id: str) -> Flight:
+        flight = self._turns.pop(id)
+        flight.turn += 1
+        flight.queued_s += self._loop.now - flight.since_s
+        return flight
+
+    def _leave_line(self, flight: Flight) -> None:
+        """It waits for no turn any more, or gives back the one that it has."""
+        name, flight.line = flight.line, None
+        if flight.view.id in self._turns:
+            self._end_turn(flight.view.id)
+        if name is not None:
+            self._its_turn(self._picture.lines[name].cancel(flight.view.id, self._loop.now))
+            self._invite(name)
+
+    def _invite(self, name: str) -> None:
+        """An instance may have nothing to do while others have a line."""
+        found = restless(self._picture.lines, name, self._loop.now)
+        if found is not None:
+            self._stays(self._turns[found[1].id])
+
+    def _expire_turn(self, what: tuple[Flight, int]) -> None:
+        flight, turn = what
+        if turn == flight.turn:
+            self._end(flight, "refused", DroppedReason.TTL_EXPIRED.value)
+            self._move(flight, None)
 
     # the two legs
 
@@ -276,18 +331,17 @@ class Router:
         ttft = flight.predicted_ttft
         self._latency.begin(pool.name, node.name, flight.view.id, now + (UNTOLD_S if ttft is None else ttft / 1000))
         flight.snapshot = None
-        self._prefill(flight, self._instance(flight, node))
+        self._prefill(flight, self._computer(flight, node))
 
-    def _instance(self, flight: Flight, node: NodeState) -> Prefill | None:
+    def _computer(self, flight: Flight, node: NodeState) -> Prefill | None:
+        """What computes its prompt."""
         if node.engine.prefill is not None:
             flight.backlog = node.pending_tokens
             node.pending_tokens += flight.view.prompt_tokens
             return node.engine.prefill
-        if not self._picture.prefills:
+        picture, name = self._picture, flight.line
+        if name is None:
             return None
-        picture, now = self._picture, self._loop.now
-        decision = self._prefill_policy.choose(flight.view, picture.prefill(self._models, now), now, self._rng)
-        name = decision.order[0][1]
         flight.prefill, flight.backlog = name, picture.backlog[name]
         picture.backlog[name] += flight.view.prompt_tokens
         picture.prefill_in_flight[name] += 1
@@ -322,6 +376,9 @@ class Router:
                     ttft_ms=(now - flight.sent_s) * 1000,
                 )
             )
+            flight.line = None
+            self._its_turn(self._picture.lines[flight.prefill].release(flight.view.id, now))
+            self._invite(flight.prefill)
         elif node.engine.prefill is not None:
             node.pending_tokens -= flight.view.prompt_tokens
             node.view = None
@@ -391,7 +448,7 @@ class Router:
         tpot = None
         if request.output_tokens > 1:
             tpot = (now - flight.first_s) * 1000 / (request.output_tokens - 1)
-            self._learn_rest(flight, node, tpot, now)
+            self._heartbeat.rest(flight, node, tpot, now)
         node.leave(flight.view.slo.tpot_ms, now)
         ttft = (flight.first_s - request.at_s) * 1000
         self._latency.end(pool.name, node.name, flight.view.id)
@@ -399,54 +456,6 @@ class Router:
         self._latency.compare(pool.name, "tpot", flight.predicted_tpot, tpot)
         self._end(flight, "ok", None, ttft, tpot)
         self._admitted(pool.door.release(flight.view.id, now))
-
-    # what the router sees of running requests
-
-    def _heartbeat(self, now: float) -> None:
-        """Tokens came from nodes that run something: a sign of life, and now and then a measured TPOT."""
-        for pool in self._picture.pools.values():
-            for node in pool.nodes.values():
-                if node.engine.running:
-                    steps = node.engine.steps()
-                    if steps >= node.mark_steps + LEAST_TOKENS:
-                        self._latency.progress(pool.name, node.name, "", now)
-                        if now >= node.mark_s + SEGMENT_S:
-                            self._segment(node, steps, now)
-
-    def _segment(self, node: NodeState, steps: float, now: float) -> None:
-        elapsed, area = now - node.mark_s, node.area(now)
-        running = (area - node.mark_area) / elapsed
-        each = elapsed * 1000 / (steps - node.mark_steps)
-        for run in node.engine.running:
-            if run.begun <= node.mark_steps:
-                self._observe(node, run.request, each * run.slow, running, node.engine.produced(run), now)
-        node.mark_s, node.mark_steps, node.mark_area = now, steps, area
-
-    def _learn_rest(self, flight: Flight, node: NodeState, tpot: float, now: float) -> None:
-        """What was not yet learned from this request: since the last mark, or since it began if that was later."""
-        assert flight.first_s is not None
-        begun = flight.first_s
-        since, area = (begun, flight.area) if begun > node.mark_s else (node.mark_s, node.mark_area)
-        elapsed = now - since
-        tokens = flight.request.output_tokens - 1
-        if elapsed * 1000 / tpot >= LEAST_TOKENS:
-            running = (node.area(now) - area) / elapsed
-            self._observe(node, flight.request, tpot, running, tokens, now)
-
-    def _observe(
-        self, node: NodeState, request: Arrival, tpot: float, running: float, produced: int, now: float
-    ) -> None:
-        self._latency.observe(
-            Sample(
-                node.pool,
-                node.name,
-                now,
-                prompt_tokens=request.prompt_tokens,
-                tpot_ms=tpot,
-                running=min(max(1.0, running), node.engine.cost.slots),
-                context_tokens=request.prompt_tokens + produced,
-            )
-        )
 
     def _end(
         self,
