@@ -4,6 +4,7 @@ Obligations are in the docstrings: when a method is called, how often, what must
 The conformance kits in :mod:`pdhub.testing` prove them.
 """
 
+from pdhub.api.cache import BlocksRemoved, BlocksStored, CacheEvent, CacheFeed, CacheReset
 from pdhub.api.client import (
     Base,
     Bind,
@@ -108,6 +109,11 @@ __all__ = [
     "AdmissionRejected",
     "Base",
     "Bind",
+    "BlocksRemoved",
+    "BlocksStored",
+    "CacheEvent",
+    "CacheFeed",
+    "CacheReset",
     "Call",
     "Candidate",
     "Capabilities",

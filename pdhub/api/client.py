@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from pdhub.api.cache import CacheFeed
 from pdhub.api.engine import Capabilities, EngineLoad, Finished, TokenChunk, TokenLogprob
 from pdhub.api.request import RequestView, Sampling
 
@@ -242,6 +243,16 @@ class EngineClient(ABC):
     def parse_load(self, info: Mapping[str, Any]) -> EngineLoad:
         """Reading of :meth:`load`'s answer: its JSON object, or ``{"text": …}`` for a reply of text."""
         return EngineLoad()
+
+    def told_load(self, headers: Mapping[str, str]) -> EngineLoad | None:
+        """Load that an answer's headers (lower case) tell besides; None = nothing. What is None in it stays as it was
+        told last."""
+        return None
+
+    def cache_feeds(self, node: Target) -> Sequence[CacheFeed]:
+        """Sources of what the endpoint's prefix cache holds, one a cache behind its address; opened at start. Empty =
+        it is not told, and affinity goes by what was sent there."""
+        return ()
 
     def frames(self) -> FrameParser:
         """A new parser for a ``tokens`` reply. Only called if ``decode`` says so."""

@@ -89,6 +89,8 @@ class RequestView:
             None = unknown.
         arrived_s: monotonic clock.
         wall_s: the same moment in seconds since the epoch, for rules with a time window; None = unknown.
+        cached: of the prompt, the part (0 to 1) whose KV an endpoint's cache holds, by the endpoint's name; only
+            endpoints whose engine tells it, and only if it is known for this prompt.
     """
 
     id: str
@@ -108,6 +110,7 @@ class RequestView:
     arrived_s: float = 0.0
     wall_s: float | None = None
     seen_tokens: int | None = None
+    cached: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

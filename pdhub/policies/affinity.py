@@ -43,10 +43,11 @@ class PrefixAffinityConfig(PluginConfig):
 
 
 class PrefixAffinityScorer(Scorer):
-    """The share of the prompt's blocks that a node has probably seen.
+    """The share of the prompt's blocks that a node has, or has probably seen.
 
-    Approximate: it knows what this router sent, not what a node has dropped since. It learns at the end of a
-    request, from the prefill instance and the node that served it.
+    Where an engine tells what its cache holds, that counts. Elsewhere it is approximate: it knows what this router
+    sent, not what a node has dropped since. It learns at the end of a request, from the prefill instance and the node
+    that served it.
     """
 
     def __init__(self, config: PrefixAffinityConfig) -> None:
@@ -59,10 +60,11 @@ class PrefixAffinityScorer(Scorer):
         return len(self._seen)
 
     def score(self, request: RequestView, nodes: Nodes, now: float) -> Sequence[float]:
-        depths = self._depths(request.prefix)
-        if not depths:
+        depths, told = self._depths(request.prefix), request.cached
+        if not depths and not told:
             return [0.0] * len(nodes)
-        return [depths.get(node.name, 0) / len(request.prefix) for _, node in nodes]
+        blocks = len(request.prefix) or 1
+        return [told.get(node.name, depths.get(node.name, 0) / blocks) for _, node in nodes]
 
     def observe(self, record: RequestRecord) -> None:
         holders = [name for name in (record.node, record.prefill) if name is not None]

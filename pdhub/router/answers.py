@@ -29,6 +29,7 @@ _KEPT_BACK = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
         "upgrade", "content-length", "content-encoding", "server", "date", "set-cookie", "x-request-id", "alt-svc",
+        "endpoint-load-metrics",
     }
 )  # fmt: skip
 """Hop-by-hop, or about the connection to the engine rather than to the client."""

@@ -215,6 +215,7 @@ class Attempt:
         if self._stay is not None:
             self._stay.prefilled(sent_at, prompt, result.cached_tokens, self._answered_at)
         self._leg = dataclasses.replace(self._leg, result=result)
+        self._context.caches.learn(self._request, result.prompt_token_ids)
         instance.learn(self._choice.pool.client.learn(self._leg))
 
     async def _both(self, sink: Sink) -> None:

@@ -70,6 +70,8 @@ class Caller:
         if reply.status != 200:
             async with reply:
                 raise await refusal(reply, endpoint)
+        if call.origin is None:
+            endpoint.heard(reply.headers, self._clock())
         return reply
 
     async def document(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pdhub.api.request import RequestRecord
 from pdhub.config.build import Plan
+from pdhub.router.caches import Caches
 from pdhub.router.caller import Caller
 from pdhub.router.fleet import Fleet
 from pdhub.router.flight import Flight
@@ -68,6 +69,7 @@ class Context:
     observer: Observer[RequestRecord] | None
     clock: Callable[[], float]
     decisions: DecisionLog = field(default_factory=DecisionLog)
+    caches: Caches = field(default_factory=Caches)
     requests: OpenRequests = field(default_factory=OpenRequests)
     draining: bool = False
     rng: random.Random = field(default_factory=random.Random)

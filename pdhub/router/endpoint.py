@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from pdhub.api.client import Target
@@ -25,6 +26,7 @@ class Endpoint:
         probe_failures: probes in a row that must fail before an idle endpoint is down.
 
     ``writes`` is what a prefill instance hands over (layouts, connectors), ``learned`` what clients want to know again.
+    ``reads`` takes the load out of an answer's headers, where the engine tells it there.
     ``pending_tokens`` are prompt tokens sent to it and not yet answered, ``slots`` what it runs at once (0 = unknown).
     """
 
@@ -55,6 +57,7 @@ class Endpoint:
         self.stays: dict[str, Stay] = {}
         self.load = EngineLoad()
         self.load_at = 0.0
+        self.reads: Callable[[Mapping[str, str]], EngineLoad | None] = lambda headers: None
         self.info: Mapping[str, Any] = {}
         self.learned: Mapping[str, Any] = {}
         self.writes: frozenset[str] = frozenset()
@@ -83,6 +86,12 @@ class Endpoint:
     def told(self, load: EngineLoad, now: float) -> None:
         """The engine's word about its load."""
         self.load, self.load_at = load, now
+
+    def heard(self, headers: Mapping[str, str], now: float) -> None:
+        """An answer's headers: what they tell of the load is newer than the last probe's word."""
+        if (told := self.reads(headers)) is not None:
+            known = {f.name: value for f in fields(told) if (value := getattr(told, f.name)) is not None}
+            self.told(replace(self.load, **known), now)
 
     def target(self) -> Target:
         """What an engine client may know of it."""

@@ -235,4 +235,5 @@ class Journey:
             arrived_s=flight.arrived,
             wall_s=flight.wall_s,
             seen=self._context.fleet.latency.seen_tokens,
+            cached=self._context.caches.shares(self._request),
         )

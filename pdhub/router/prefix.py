@@ -39,19 +39,28 @@ def prefix_of(body: Mapping[str, Any], chat: bool) -> tuple[int, ...]:
     return tuple(digests)
 
 
+def share_of_block(body: Mapping[str, Any], chat: bool) -> float:
+    """The part of the prompt's text that one block is; more than 1 for a short one."""
+    return BLOCK_BYTES / max(1, sum(len(piece) for piece in _pieces(body, chat, None)))
+
+
 def _salt(body: Mapping[str, Any]) -> bytes:
     """Engines keep the caches of different salts apart."""
     salt = body.get("cache_salt")
     return salt[:256].encode(errors="surrogatepass") if isinstance(salt, str) else b""
 
 
-def _pieces(body: Mapping[str, Any], chat: bool) -> Iterator[bytes]:
-    """The prompt in the order in which a template would render it. Only as much as counts is encoded."""
+def _pieces(body: Mapping[str, Any], chat: bool, limit: int | None = _LIMIT) -> Iterator[bytes]:
+    """The prompt in the order in which a template would render it. Only as much as counts is encoded.
+
+    Args:
+        limit: characters of each piece; None = all.
+    """
     if not chat:
         prompt = body["prompt"]
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompt = prompt[0]
-        yield _encoded(prompt)
+        yield _encoded(prompt, limit)
         return
     if tools := body.get("tools"):
         yield msgspec.json.encode(tools)
@@ -59,15 +68,15 @@ def _pieces(body: Mapping[str, Any], chat: bool) -> Iterator[bytes]:
         yield f"\0{message['role'][:64]}\0".encode(errors="surrogatepass")
         content = message.get("content")
         if isinstance(content, str):
-            yield _encoded(content)
+            yield _encoded(content, limit)
         elif isinstance(content, list):
             for part in content:
                 text = part.get("text") if isinstance(part, dict) else part
                 if isinstance(text, str):
-                    yield _encoded(text)
+                    yield _encoded(text, limit)
 
 
-def _encoded(prompt: str | list[int]) -> bytes:
+def _encoded(prompt: str | list[int], limit: int | None) -> bytes:
     if isinstance(prompt, str):
-        return prompt[:_LIMIT].encode(errors="surrogatepass")
-    return array("q", prompt[: _LIMIT // 8]).tobytes()
+        return prompt[:limit].encode(errors="surrogatepass")
+    return array("q", prompt[: None if limit is None else limit // 8]).tobytes()

@@ -19,6 +19,7 @@ from pdhub.config.settings import secret
 from pdhub.core.latency import LatencyModel
 from pdhub.router.app import make_app
 from pdhub.router.breaker import Breaker
+from pdhub.router.caches import Caches
 from pdhub.router.caller import Caller
 from pdhub.router.clients.node import NodeClient
 from pdhub.router.context import Context
@@ -69,12 +70,14 @@ class RouterServer:
             load_stale_s=STALE_PROBES * config.router.probe_interval_s + config.router.probe_timeout_s,
             waiting=gate.waiting,
         )
+        caches = Caches()
         metrics = RouterMetrics(
             lambda: [(e.name, e.in_flight, e.usable(clock())) for e in fleet.endpoints()],
             gate.waiting,
             latency.errors,
             self._live,
             lambda: [(p, n, not found.held) for (p, n), found in fleet.pairs.found.items()],
+            caches.blocks,
         )
         caller = Caller(self._upstream, config.router, clock)
         self.context = Context(
@@ -89,6 +92,7 @@ class RouterServer:
             observer=None,
             clock=clock,
             decisions=_decisions(config.router),
+            caches=caches,
         )
         self.reloader = Reloader(self.context, reload, plan.path, config.router.reload_interval_s)
         self._told: dict[str, tuple[bool, Mapping[str, Any]]] = {}
@@ -107,13 +111,15 @@ class RouterServer:
         return self._http.url
 
     async def start(self) -> None:
-        """Bind and serve. Raises ConfigError if the port is taken. ``/ready`` says when nodes are there."""
+        """Bind and serve. Raises ConfigError if the port is taken, or a package is missing. ``/ready`` says when nodes are there."""
         await self._upstream.start()
         if self.plan.registry.has_observers:
             self.context.observer = Observer(self.plan.registry.request_finished)
         try:
+            self._listen()
             await self._http.start()
         except BaseException:
+            await self.context.caches.close()
             await self._upstream.close()
             raise
         self.reloader.start()
@@ -123,6 +129,15 @@ class RouterServer:
                 self._prober.watch(node, pool.client)
         for prefill in fleet.prefills.values():
             self._prober.watch(prefill, self._instances[prefill.name])
+
+    def _listen(self) -> None:
+        """To what engines tell unasked. Raises ConfigError if what it takes is not installed."""
+        fleet = self.context.fleet
+        known = [(node, pool.client) for pool in fleet.pools.values() for node in pool.nodes.values()]
+        for endpoint, client in [*known, *((p, self._instances[p.name]) for p in fleet.prefills.values())]:
+            if client is not None:
+                endpoint.reads = client.told_load
+                self.context.caches.watch(endpoint, client)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests with 503 and let open answers end. True if all ended in time."""
@@ -143,6 +158,7 @@ class RouterServer:
         await self.reloader.close()
         await self._http.stop()
         await self._prober.close()
+        await self.context.caches.close()
         if self._checker is not None:
             await self._checker.close()
         await self.context.janitor.close()
@@ -158,6 +174,8 @@ class RouterServer:
         return LiveRules(rules.policy.name, rules.version, rules.since_s, failing, context.decisions.dropped)
 
     def _probed(self, endpoint: Endpoint) -> None:
+        if endpoint.gone:
+            self.context.caches.gone(endpoint.name)
         self._refresh(endpoint)
         if self._checker is not None:
             self._checker.probed(endpoint)

@@ -24,10 +24,12 @@ def view_of(
     arrived_s: float,
     wall_s: float | None,
     seen: Seen | None = None,
+    cached: Mapping[str, float] | None = None,
 ) -> RequestView:
     """Args:
     sampling: resolved. pools: what each pool can do. headers: those that rules may match.
     seen: how many tokens of a prompt, by digests and length, begin another one that was sent before.
+    cached: as :attr:`RequestView.cached`.
 
     A prompt that looks too long everywhere is still tried where the context is widest: the estimate may be wrong, and
     prefill counts exactly before it computes.
@@ -53,4 +55,5 @@ def view_of(
         arrived_s=arrived_s,
         wall_s=wall_s,
         seen_tokens=None if seen is None else seen(request.prefix, prompt),
+        cached=cached or {},
     )

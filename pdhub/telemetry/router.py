@@ -61,6 +61,7 @@ class RouterMetrics:
         waiting: now: requests in each pool's queue.
         predictions: now: how good they were, by (pool, metric). rules: now: what is live.
         pairs: now: (prefill instance, node, whether requests may take that path).
+        caches: now: (endpoint that tells it, blocks known to be in its prefix cache).
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RouterMetrics:
         predictions: Callable[[], Mapping[tuple[str, LatencyMetric], Calibration]],
         rules: Callable[[], LiveRules],
         pairs: Callable[[], Iterable[tuple[str, str, bool]]] = lambda: (),
+        caches: Callable[[], Iterable[tuple[str, int]]] = lambda: (),
     ) -> None:
         self.registry = CollectorRegistry()
         self._endpoints = endpoints
@@ -77,6 +79,7 @@ class RouterMetrics:
         self._predictions = predictions
         self._rules = rules
         self._pairs = pairs
+        self._caches = caches
         r = self.registry
         self.requests = Counter(
             "pdhub_router_requests_total", "Requests that ended.", ["pool", "outcome", "code"], registry=r
@@ -160,10 +163,17 @@ class RouterMetrics:
         )
         for prefill, node, ok in self._pairs():
             pairs.add_metric([prefill, node], float(ok))
+        caches = GaugeMetricFamily(
+            "pdhub_router_cache_blocks",
+            "Blocks known to be in a prefix cache, of engines that tell it; 0 = unknown.",
+            labels=["endpoint"],
+        )
+        for name, blocks in self._caches():
+            caches.add_metric([name], blocks)
         waiting = GaugeMetricFamily("pdhub_router_waiting", "Requests in the queue.", labels=["pool"])
         for pool, count in self._waiting().items():
             waiting.add_metric([pool], count)
-        return [in_flight, usable, pairs, waiting, *self._calibration(), *self._live()]
+        return [in_flight, usable, pairs, caches, waiting, *self._calibration(), *self._live()]
 
     def _live(self) -> Iterable[Metric]:
         """Which rules are live, and whether the file agrees with them."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pdhub.api import (
     Base,
     Bind,
+    CacheFeed,
     Call,
     Capabilities,
+    ConfigError,
     EngineClient,
     EngineFailed,
     EngineLoad,
@@ -22,7 +24,7 @@ from pdhub.api import (
 )
 from pdhub_vllm.abilities import UNKNOWN_CONTEXT, declared
 from pdhub_vllm.config import Handoff, VLLMConfig
-from pdhub_vllm.metrics import read_load
+from pdhub_vllm.metrics import read_load, read_orca, read_server_load
 
 
 class VLLMClient(EngineClient):
@@ -51,10 +53,33 @@ class VLLMClient(EngineClient):
         return Call("POST", leg.request.endpoint, base=Base.CLIENT, set=changes, reply=Reply.JSON)
 
     def load(self, node: Target) -> Call | None:
+        if self._config.server_load:
+            return Call("GET", "/load")
         return Call("GET", "/metrics", reply=Reply.TEXT) if self._config.metrics else None
 
     def parse_load(self, info: Mapping[str, Any]) -> EngineLoad:
-        return read_load(str(info.get("text", "")))
+        return read_server_load(info) if self._config.server_load else read_load(str(info.get("text", "")))
+
+    def told_load(self, headers: Mapping[str, str]) -> EngineLoad | None:
+        return read_orca(headers) if self._config.orca else None
+
+    def cache_feeds(self, node: Target) -> Sequence[CacheFeed]:
+        source = self._config.kv_events.get(node.name)
+        if source is None:
+            return ()
+        try:
+            from pdhub_vllm.kv_feed import ZmqFeed, ranked
+        except ImportError as error:
+            hint = "pip install 'pdhub-vllm[kv-events]'"
+            raise ConfigError("`kv_events` needs pyzmq", where=f"kv_events of '{node.name}'", hint=hint) from error
+        ranks = range(self._config.data_parallel)
+        return [
+            ZmqFeed(ranked(source.endpoint, r), source.replay and ranked(source.replay, r), source.topic) for r in ranks
+        ]
+
+    def asks(self) -> dict[str, str]:
+        """Headers of every leg."""
+        return {"endpoint-load-metrics-format": "TEXT"} if self._config.orca else {}
 
     def relayed(self, leg: Leg, **patch: Any) -> Call:
         """The decode leg: the client's body, relayed back, under the model's name there.
@@ -82,7 +107,7 @@ class AggregatedClient(VLLMClient):
         return None
 
     def decode(self, leg: Leg) -> Call:
-        return self.relayed(leg)
+        return self.relayed(leg, headers=self.asks())
 
 
 def client_of(config: VLLMConfig) -> EngineClient:

@@ -20,6 +20,22 @@ class Handoff(StrEnum):
     NONE = "none"
 
 
+class KVEventsConfig(PluginConfig):
+    """Where one server publishes its KV events: `--kv-events-config` of vLLM."""
+
+    endpoint: str = Field(
+        pattern=r"^(tcp://[^/*]+:[1-9][0-9]*|ipc://.+)$",
+        description="Its publisher as routers reach it, `tcp://host:port`; rank N of data parallelism adds N.",
+    )
+    replay: str | None = Field(
+        None,
+        pattern=r"^(tcp://[^/*]+:[1-9][0-9]*|ipc://.+)$",
+        description="Its `replay_endpoint`. Without one, what was stored before the router started, or while events "
+        "were lost, stays unknown.",
+    )
+    topic: str = Field("", description="Its `topic`.")
+
+
 class VLLMConfig(PluginConfig):
     """`engine: {type: vllm, config: …}` of a pool or of a prefill instance.
 
@@ -46,6 +62,21 @@ class VLLMConfig(PluginConfig):
     )
     metrics: bool = Field(
         True, description="Read the load from `/metrics`; without it only the router's own count is known."
+    )
+    server_load: bool = Field(
+        False,
+        description="Read `/load` in place of `/metrics` (needs `--enable-server-load-tracking`): cheaper, but one "
+        "number, requests running or waiting.",
+    )
+    orca: bool = Field(
+        False,
+        description="Ask for an ORCA header with every answer that is not streamed: waiting requests and use of the KV "
+        "cache, newer than the last probe's.",
+    )
+    kv_events: dict[str, KVEventsConfig] = Field(
+        default_factory=dict,
+        description="By the name of a node or prefill instance: where its server publishes what its prefix cache has. "
+        "Needs `pip install 'pdhub-vllm[kv-events]'`.",
     )
     engine_id: str | None = Field(
         None,

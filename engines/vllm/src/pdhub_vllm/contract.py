@@ -128,6 +128,17 @@ NEEDS: Final = (
     ),
     Need("cached tokens in usage", "vllm/entrypoints/*cli_args.py", ("enable_prompt_tokens_details",)),
     Need("load", "vllm/v1/metrics/loggers.py", tuple(names[0] for names in SIGNALS.values())),
+    Need("load by one number", "vllm/entrypoints/*.py", ("/load", "server_load"), "no `server_load`"),
+    Need("load in headers", "vllm/entrypoints/*.py", ("endpoint-load-metrics-format",), "no `orca`"),
+    Need(
+        "KV events",
+        "vllm/distributed/kv_events.py",
+        (
+            "BlockStored", "BlockRemoved", "AllBlocksCleared", "block_hashes", "parent_block_hash", "token_ids",
+            "block_size", "medium", "group_idx", "extra_keys", "ZmqEventPublisher", "END_SEQ",
+        ),
+        "no `kv_events`, or one that mistakes some blocks for others",
+    ),
     Need("cache configuration", "vllm/v1/metrics/loggers.py", ("vllm:cache_config_info",)),
     Need("drafts", "vllm/v1/spec_decode/metrics.py", ("vllm:spec_decode_num_drafts",)),
     Need(

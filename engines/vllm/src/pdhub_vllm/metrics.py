@@ -1,4 +1,5 @@
-"""A server's load, read from the text of its ``/metrics``. Names of a signal by version, newest first."""
+"""A server's load: from the text of its ``/metrics`` (names of a signal by version, newest first), from ``/load``, or
+from the header of an answer."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from pdhub.api import EngineLoad
 
@@ -37,6 +38,26 @@ def read_load(text: str) -> EngineLoad:
         waiting=None if waiting is None else int(sum(waiting)),
         kv_usage=None if usage is None else max(usage),
     )
+
+
+def read_server_load(info: Mapping[str, Any]) -> EngineLoad:
+    """Of ``/load``: requests that the server has, whether they run or wait. Where it does not track them it says 0 all
+    the same; what is no count is unknown."""
+    told = info.get("server_load")
+    return EngineLoad(running=told if isinstance(told, int) and told >= 0 else None)
+
+
+_ORCA: Final = re.compile(r"(?:named_metrics\.)?(kv_cache_usage_perc|num_requests_waiting)=([^,\s]+)")
+
+
+def read_orca(headers: Mapping[str, str]) -> EngineLoad | None:
+    """Of ``endpoint-load-metrics: TEXT named_metrics.kv_cache_usage_perc=0.4, …``; None if it is not there."""
+    told = dict(_ORCA.findall(headers.get("endpoint-load-metrics", "")))
+    usage = _number(told.get("kv_cache_usage_perc", ""))
+    waiting = _number(told.get("num_requests_waiting", ""))
+    if usage is None and waiting is None:
+        return None
+    return EngineLoad(waiting=None if waiting is None else int(waiting), kv_usage=usage)
 
 
 def _first(values: Mapping[str, list[float]], names: tuple[str, ...]) -> list[float] | None:

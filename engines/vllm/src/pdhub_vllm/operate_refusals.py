@@ -12,7 +12,11 @@ from pdhub_vllm.operate_transfer import CONNECTORS, HANDOFF, lease_of
 
 def refusals(topology: Topology) -> Iterator[Finding]:
     """Findings over all vLLM servers of the topology."""
+    names = {node.name for node in topology.nodes}
     for node, config in ours(topology):
+        for unknown in sorted(set(config.kv_events) - names):
+            fix = f"name a node or prefill instance, such as '{node.name}'"
+            yield _error(f"kv_events of '{node.name}'", f"'{unknown}' is none of the configuration", fix)
         if node.role == "prefill":
             yield from _instance(node, config)
         elif config.handoff is not Handoff.NONE:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 
 from pdhub.api import NodeSpec, Process, Topology
-from pdhub_vllm.config import Handoff, VLLMConfig
+from pdhub_vllm.config import Handoff, KVEventsConfig, VLLMConfig
 from pdhub_vllm.operate_ports import config_of, side_channel_host, side_channels
 from pdhub_vllm.operate_transfer import consumer, lease_of, producer
 
@@ -67,10 +68,21 @@ def _argv(node: NodeSpec, config: VLLMConfig, topology: Topology) -> list[str]:
         # A decode request that queues in vLLM lets its prompt's KV expire: the router is to hold it back.
         argv += ["--max-num-seqs", str(config.slots)]
     argv += ["--enable-prompt-tokens-details"]
+    if config.server_load:
+        argv += ["--enable-server-load-tracking"]
+    if (events := config.kv_events.get(node.name)) is not None:
+        argv += ["--kv-events-config", json.dumps(_publisher(events))]
     transfer = producer(config, node.children) if node.role == "prefill" else consumer(config)
     if transfer is not None:
         argv += ["--kv-transfer-config", json.dumps(transfer)]
     return [*argv, *config.serve.args]
+
+
+def _publisher(events: KVEventsConfig) -> dict[str, object]:
+    """vLLM listens where its endpoint has a star; its replay endpoint it always listens on."""
+    listens = {"endpoint": events.endpoint, "replay_endpoint": events.replay}
+    addresses = {name: re.sub(r"^tcp://.*:", "tcp://*:", at) for name, at in listens.items() if at is not None}
+    return {"enable_kv_cache_events": True, "publisher": "zmq", "topic": events.topic, **addresses}
 
 
 def _environment(node: NodeSpec, config: VLLMConfig, topology: Topology) -> Mapping[str, str]:
