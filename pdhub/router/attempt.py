@@ -65,6 +65,7 @@ class Attempt:
     context: what all requests share. view: the policy's view. sampling: resolved for both legs.
     budget_s: what is left of the request's time to its first token. predicted: what the node was chosen for.
     rebind: the decode node chosen again after prefill, for engines that allow it; None = it stays.
+    computed: told when the prefill instance has nothing more to do for it.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Attempt:
         budget_s: float,
         predicted: Prediction,
         rebind: Callable[[Choice], Endpoint | None] = lambda choice: None,
+        computed: Callable[[], None] = lambda: None,
     ) -> None:
         self._context = context
         self._choice = choice
@@ -86,6 +88,7 @@ class Attempt:
         self._view = view
         self._predicted = predicted
         self._rebind = rebind
+        self._computed = computed
         self._stay: Stay | None = None
         self._claim: asyncio.Task[dict[str, object]] | None = None
         self._held = False
@@ -206,6 +209,7 @@ class Attempt:
             body = await self._context.caller.document(instance, call, self._request, self._headers)
             result = read_result(body)
             instance.breaker.success()
+            self._computed()
         finally:
             instance.count(-1, clock())
         self._at = self._choice.node

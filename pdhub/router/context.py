@@ -16,6 +16,7 @@ from pdhub.router.fleet import Fleet
 from pdhub.router.flight import Flight
 from pdhub.router.gate import Gate
 from pdhub.router.janitor import Janitor
+from pdhub.router.lines import Lines
 from pdhub.router.presentation import TextDecoder
 from pdhub.router.rulebook import Rulebook
 from pdhub.telemetry.decisions import DecisionLog
@@ -53,7 +54,8 @@ class Context:
 
     Args:
         plan, rules: replaced together by a reload; a request reads its own ``flight.rules``.
-        text: None if no pool speaks tokens. observer: None if nobody observes. clock: monotonic seconds.
+        gate: in front of pools. lines: in front of prefill instances.
+    text: None if no pool speaks tokens. observer: None if nobody observes. clock: monotonic seconds.
         requests: how many have not ended. draining: the router refuses new ones.
         records: the last ended requests, for ``/debug/requests``.
     """
@@ -63,6 +65,7 @@ class Context:
     rules: Rulebook
     caller: Caller
     gate: Gate
+    lines: Lines
     janitor: Janitor
     metrics: RouterMetrics
     text: TextDecoder | None

@@ -53,11 +53,15 @@ class Handoff:
         bind: ``early``: the node is settled before prefill, which may send while it computes. ``late``: it is chosen
             again afterwards, from how things are then.
         prefill: the instance that computes the prompt; None = nobody can. reason: why that one, or what is wrong.
+        tokens_ahead: prompt tokens that wait for it and have their turn before. wait_ms: until it would be sent there;
+            None = unknown.
     """
 
     bind: Bind
     prefill: str | None
     reason: str
+    tokens_ahead: int = 0
+    wait_ms: float | None = None
 
 
 class World(ABC):

@@ -13,6 +13,7 @@ from pdhub.api.errors import LayoutMismatch
 from pdhub.api.policy import Prediction, Snapshot
 from pdhub.api.request import Feature, RequestView
 from pdhub.core.latency import LatencyModel
+from pdhub.core.turns import Backlog
 from pdhub.router.breaker import Breaker, BreakerState
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import no_endpoints
@@ -120,10 +121,17 @@ class Fleet:
         """Tokens came from it."""
         self._picture.moved(endpoint)
 
-    def snapshot(self, now: float, inside: str | None = None, ahead: Mapping[str, int] | None = None) -> Snapshot:
+    def snapshot(
+        self,
+        now: float,
+        inside: str | None = None,
+        ahead: Mapping[str, int] | None = None,
+        backlog: Backlog | None = None,
+    ) -> Snapshot:
         """The current picture; the same object until something changes. ``inside``: a pool that has let the request
-        in, so that nobody who waits there is ahead of it; ``ahead``: how many are, elsewhere (None = all)."""
-        return self._picture.snapshot(now, inside, ahead)
+        in, so that nobody who waits there is ahead of it; ``ahead``: how many are, elsewhere (None = all); ``backlog``:
+        what it would have in front of it at a prefill instance (None = what was sent there)."""
+        return self._picture.snapshot(now, inside, ahead, backlog)
 
     def predict(self, request: RequestView, pool: str, node: str, now: float) -> Prediction:
         """What a request that need not wait in the pool's queue would see there."""

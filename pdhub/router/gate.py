@@ -1,10 +1,11 @@
-"""The doors of all pools: the bounded wait of :class:`~pdhub.core.admission.AdmissionQueue`, on the event loop."""
+"""The doors of all pools: the bounded wait of :class:`~pdhub.core.admission.AdmissionQueue`, on the event loop.
+:mod:`pdhub.router.lines` has the same for prefill instances."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pdhub.api.errors import AdmissionRejected
@@ -41,13 +42,13 @@ def rejection(reason: DroppedReason, retry_after_s: float | None = None, *, shed
 
 class Gate:
     """Args:
-    pools: names. limit: requests that may wait a pool. clock: monotonic seconds.
+    queues: by pool. clock: monotonic seconds.
     """
 
-    def __init__(self, pools: Iterable[str], limit: int, clock: Callable[[], float]) -> None:
+    def __init__(self, queues: Mapping[str, AdmissionQueue], clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._queues = {name: AdmissionQueue(limit=limit, capacity=0) for name in pools}
-        self._waiters: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._queues = queues
+        self._waiters: dict[tuple[str, str], asyncio.Future[bool]] = {}
         self._knocks: dict[str, asyncio.TimerHandle] = {}
 
     def waiting(self) -> Mapping[str, int]:
@@ -103,7 +104,7 @@ class Gate:
         return offer.outcome is Outcome.ADMITTED
 
     async def wait(self, pool: str, ticket: Ticket, until: float) -> bool:
-        """True when it has its place; False if it still waits at ``until`` (clock of the gate).
+        """True when it has its place; False if it still waits at ``until`` (clock of the gate), or is to look earlier.
 
         Raises:
             AdmissionRejected: its deadline passed, it was shed, or the router shuts down.
@@ -113,10 +114,13 @@ class Gate:
         limit = min(ticket.deadline, until) - self._clock()
         if not future.done():
             await asyncio.wait([future], timeout=max(0.0, limit))
+        future = self._waiters[pool, ticket.id]
+        if _woken(future):
+            self._waits(pool, ticket)
+            return False
         if future.done():
             del self._waiters[pool, ticket.id]
-            future.result()
-            return True
+            return future.result()
         if not last:
             return False
         wait = self.predicted_wait(pool)
@@ -183,13 +187,31 @@ class Gate:
         if queue.held_back:
             self._knock_later(pool)
 
+    def _wake(self, pool: str, ticket_id: str) -> None:
+        """It still waits, but should look at once whether that is right."""
+        future = self._waiters.get((pool, ticket_id))
+        if future is not None and not future.done():
+            future.set_result(False)
+
     def _admit(self, pool: str, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            future = self._waiters.get((pool, ticket.id))
-            if future is not None and not future.done():
-                future.set_result(None)
+            future = self._open(pool, ticket.id)
+            if future is not None:
+                future.set_result(True)
+
+    def _open(self, pool: str, ticket_id: str) -> asyncio.Future[bool] | None:
+        """Where to tell it how its wait ended; None if nobody listens any more."""
+        future = self._waiters.get((pool, ticket_id))
+        if future is not None and _woken(future):  # and has not looked yet
+            future = self._waiters[pool, ticket_id] = asyncio.get_running_loop().create_future()
+        return None if future is None or future.done() else future
 
     def _refuse(self, pool: str, refusal: Refusal) -> None:
-        future = self._waiters.get((pool, refusal.ticket.id))
-        if future is not None and not future.done():
+        future = self._open(pool, refusal.ticket.id)
+        if future is not None:
             future.set_exception(rejection(refusal.reason, refusal.retry_after_s, shed=refusal.shed))
+
+
+def _woken(future: asyncio.Future[bool]) -> bool:
+    """It was told to look, and nothing else."""
+    return future.done() and not future.cancelled() and future.exception() is None and not future.result()

@@ -19,9 +19,13 @@ from pdhub.router.nobody import nobody
 from pdhub.router.openai import ClientRequest
 from pdhub.router.prefills import choose_prefill
 from pdhub.router.sink import Sink
+from pdhub.router.turn import Turn
 from pdhub.router.view import view_of
 
 CONTEXT_CODE = "context_length_exceeded"
+
+Chosen = tuple[Decision, list[tuple[str, str]]]
+"""A decision, and of its (pool, node)s those that were not tried yet."""
 
 
 class Journey:
@@ -38,6 +42,7 @@ class Journey:
         self._view = self._look()
         self._deadline = flight.deadline
         self._line = Line(context, flight, self._view, self._deadline)
+        self._turn = Turn(context, flight, self._line.weighed, self._deadline)
         self._tried: set[str] = set()
         self._tried_prefills: set[str] = set()
         self._widest = 0
@@ -55,10 +60,10 @@ class Journey:
             if not nodes:
                 raise self._nobody(decision)
             pool = self._context.fleet.pools[self._line.door(nodes)]
-            if await self._in_pool(pool):
+            if await self._in_pool(pool, (decision, nodes)):
                 return
 
-    def _choose(self, inside: str | None = None) -> tuple[Decision, list[tuple[str, str]]]:
+    def _choose(self, inside: str | None = None) -> Chosen:
         """The policy's order, without what was tried. ``inside``: the pool that has let the request in."""
         context = self._context
         now = context.clock()
@@ -73,13 +78,25 @@ class Journey:
         ]
         return decision, nodes
 
-    async def _in_pool(self, pool: Pool) -> bool:
-        """Wait for a place in the pool and use it. False: look elsewhere."""
+    async def _in_pool(self, pool: Pool, chosen: Chosen) -> bool:
+        """Wait for a place in the pool and use it. False: look elsewhere.
+
+        Args:
+            chosen: of this very moment.
+        """
         served = False
         try:
-            served = await self._line.enter(pool.name, self._elsewhere) and await self._use_place(pool)
+            if not self._line.offer(pool.name):
+                if not await self._line.wait(pool.name, self._elsewhere):
+                    return False
+                served = await self._use_place(pool, None)
+            else:
+                # In front of a pool that let it in at once nobody waits, as a rule: it would be chosen for again.
+                alone = not self._context.gate.waiting()[pool.name]
+                served = await self._use_place(pool, chosen if alone else None)
             return served
         finally:
+            self._turn.leave()
             self._line.leave(served=served)
 
     def _elsewhere(self, pool: str) -> bool:
@@ -89,14 +106,25 @@ class Journey:
             raise self._nobody(decision)
         return self._line.door(nodes) != pool
 
-    async def _use_place(self, pool: Pool) -> bool:
+    async def _use_place(self, pool: Pool, chosen: Chosen | None) -> bool:
+        """Args:
+        chosen: of this very moment, with this pool as the door; None = choose again.
+        """
         while True:
-            decision, nodes = self._choose(pool.name)
-            mine = [node for name, node in nodes if name == pool.name]
-            if not mine or self._line.door(nodes, pool.name) != pool.name:
+            mine = self._mine(pool, chosen)
+            decision = self._flight.decision
+            chosen = None
+            if not mine or decision is None:
                 return False
             busy: AdmissionRejected | None = None
             for node in mine:
+                at_once = self._ask_turn(pool, node)
+                if at_once is None:
+                    continue
+                if not at_once:
+                    if not await self._turn.wait(lambda: self._ahead(pool)):
+                        return False
+                    break
                 self._flight.reason = self._reason(decision, pool.name, node)
                 try:
                     if await self._attempt(pool, node):
@@ -107,9 +135,62 @@ class Journey:
                     busy = error
                 if self._widest >= pool.capabilities.max_context:
                     return False
-            # If none was busy, all were tried and are out: the next look says what is left.
-            if busy and not await self._line.busy(pool.name, self._elsewhere, busy.retry_after_s):
-                return False
+            else:
+                # If none was busy, all were tried and are out: the next look says what is left.
+                self._turn.leave()
+                if busy and not await self._line.busy(pool.name, self._elsewhere, busy.retry_after_s):
+                    return False
+
+    def _mine(self, pool: Pool, chosen: Chosen | None = None, *, waits: bool = False) -> list[str]:
+        """Nodes of the pool in which it has a place, best first; none if it should be elsewhere.
+
+        Args:
+            chosen: of this very moment, with this pool as the door. waits: it waits for its turn at a prefill instance.
+        """
+        _, nodes = chosen or self._choose(pool.name)
+        mine = [node for name, node in nodes if name == pool.name]
+        if mine and chosen is None and self._line.door(nodes, pool.name, waits=waits) != pool.name:
+            return []
+        return mine
+
+    def _ask_turn(self, pool: Pool, node: str) -> bool | None:
+        """Whether its prompt may be sent at once to an instance that fits the node; False: its turn has to be waited
+        for. None: there is no instance, and the node is out."""
+        if not pool.needs_prefill:
+            return True
+        able = self._able(pool, node)
+        if self._turn.instance in able:
+            return True
+        instance = self._instance(able, node)
+        return None if instance is None else self._turn.offer(instance)
+
+    def _ahead(self, pool: Pool) -> Endpoint | None:
+        """Asked while it waits for its turn: the instance to wait for by now; None = it should be elsewhere. Raises if
+        it is shed."""
+        mine = self._mine(pool, waits=True)
+        return self._instance(self._able(pool, mine[0]), mine[0]) if mine else None
+
+    def _able(self, pool: Pool, node: str) -> list[Endpoint]:
+        """Prefill instances that fit the node; with none it is out."""
+        context, now = self._context, self._context.clock()
+        try:
+            return context.fleet.able_prefills(pool, pool.nodes[node], self._view.features, self._tried_prefills, now)
+        except (LayoutMismatch, AdmissionRejected) as error:
+            self._error = self._error or error
+            self._tried.add(node)
+            return []
+
+    def _instance(self, able: list[Endpoint], node: str) -> Endpoint | None:
+        """The one that the policy takes; None: none, and the node is out."""
+        context, now = self._context, self._context.clock()
+        if not able:
+            return None
+        try:
+            return choose_prefill(context, self._flight, self._view, able, self._line.weighed, now)
+        except AdmissionRejected as error:
+            self._error = self._error or error
+            self._tried.add(node)
+            return None
 
     def _nobody(self, decision: Decision) -> RequestError:
         if self._error is not None:
@@ -129,8 +210,9 @@ class Journey:
         predicted = context.fleet.predict(self._view, pool.name, node, now)
         left = self._deadline - now
         attempt = Attempt(
-            context, choice, self._request, self._view, self._sampling, flight, left, predicted, self._rebind
-        )
+            context, choice, self._request, self._view, self._sampling, flight, left, predicted, self._rebind,
+            self._turn.answered,
+        )  # fmt: skip
         flight.attempts += 1
         try:
             await attempt.run(self._sink)
@@ -169,18 +251,12 @@ class Journey:
             self._tried.add(choice.node.name)
 
     def _pick(self, pool: Pool, name: str) -> Choice | None:
-        """The node with a prefill instance that fits it, both let in by their breakers; None if that cannot be."""
+        """The node with the prefill instance whose turn it has, both let in by their breakers; None if that cannot
+        be."""
         context = self._context
         now = context.clock()
         node = pool.nodes[name]
-        prefill = None
-        if pool.needs_prefill:
-            try:
-                prefill = choose_prefill(context, self._flight, self._view, pool, node, self._tried_prefills, now)
-            except (LayoutMismatch, AdmissionRejected) as error:
-                self._error = self._error or error
-                self._tried.add(name)
-                return None
+        prefill = self._turn.instance if pool.needs_prefill else None
         breakers = [node.breaker]
         if prefill is not None:
             breakers += [prefill.breaker, context.fleet.pair(prefill.name, name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pdhub.api.errors import AdmissionRejected
 from pdhub.api.policy import AdmissionOrder, Snapshot
@@ -23,6 +24,8 @@ RESTLESS = 64
 class Line:
     """Args:
     deadline: monotonic seconds at which its first token is due.
+
+    ``weighed`` is its ticket in front of prefill instances: it weighs the tokens that they would have to compute.
     """
 
     def __init__(self, context: Context, flight: Flight, view: RequestView, deadline: float) -> None:
@@ -37,21 +40,26 @@ class Line:
         last = told_at(flight.arrived, deadline, now)
         rank, sheddable = _ordered(flight.rules.order, view, deadline, now)
         self._ticket = Ticket(flight.id, last, view.priority, view.tenant, flight.arrived, rank, sheddable)
+        self.weighed = replace(self._ticket, weight=context.fleet.latency.freeze(now).uncached(view))
 
     def snapshot(self, now: float, inside: str | None = None) -> Snapshot:
-        """What the policy sees: in front of each pool only those wait that enter before this request.
+        """What the policy sees: in front of each pool and each prefill instance only those wait that enter before this
+        request.
 
         Args:
             inside: the pool in which it has a place.
         """
-        return self._context.fleet.snapshot(now, inside, self._context.gate.ahead(self._ticket))
+        context = self._context
+        pending = {p.name: p.pending_tokens for p in context.fleet.prefills.values() if p.usable(now)}
+        backlog = context.lines.backlog(pending, self.weighed)
+        return context.fleet.snapshot(now, inside, context.gate.ahead(self._ticket), backlog)
 
-    def door(self, nodes: Sequence[tuple[str, str]], inside: str | None = None) -> str:
+    def door(self, nodes: Sequence[tuple[str, str]], inside: str | None = None, *, waits: bool = False) -> str:
         """The pool to wait at.
 
         Args:
             nodes: those that may serve it, in the policy's order; at least one.
-            inside: the pool in which it has a place.
+            inside: the pool in which it has a place. waits: all the same it waits, for its turn at a prefill instance.
 
         Raises:
             AdmissionRejected: it is sheddable, and every pool would serve it too late.
@@ -74,7 +82,7 @@ class Line:
             wait_s=lambda pool: gate.predicted_wait(pool, self._ticket),
             inside=inside,
         )
-        if not way.in_time and inside is None and self._ticket.sheddable and admission.shed:
+        if not way.in_time and (inside is None or waits) and self._ticket.sheddable and admission.shed:
             raise self.shed(way.pool)
         return way.pool
 
@@ -87,32 +95,27 @@ class Line:
         """The pool would let it in, or let it wait."""
         return self._context.gate.opens(pool, self._ticket)
 
-    async def enter(self, pool: str, elsewhere: Callable[[str], bool]) -> bool:
-        """Wait for a place. False: another door is better by now. Pair with :meth:`leave` in any case.
-
-        Args:
-            elsewhere: asked from time to time while waiting; may raise what ends the request.
+    def offer(self, pool: str) -> bool:
+        """Ask for a place: True = it is there, False = :meth:`wait` for it. Pair with :meth:`leave` in either case.
 
         Raises:
-            AdmissionRejected: no place in time, shed, or nobody is there.
+            AdmissionRejected: the queue is full, or nobody is there.
         """
         self._moves += 1
         if self._moves > RESTLESS:
             raise rejection(DroppedReason.INTERNAL)
         self._flight.pool = self._pool = pool
-        if self._context.gate.offer(pool, self._ticket):
-            return True
-        return await self._wait(pool, elsewhere)
+        return self._context.gate.offer(pool, self._ticket)
 
     async def busy(self, pool: str, elsewhere: Callable[[str], bool], retry_after_s: float | None) -> bool:
-        """Every node of the pool in which it has a place is busy: wait again. As :meth:`enter`.
+        """Every node of the pool in which it has a place is busy: wait again. As :meth:`wait`.
 
         Args:
             retry_after_s: what a node told.
         """
         self._told_s = max(self._told_s, retry_after_s or 0.0)
         self._context.gate.busy(pool, self._ticket)
-        return await self._wait(pool, elsewhere)
+        return await self.wait(pool, elsewhere)
 
     def leave(self, *, served: bool) -> None:
         """Give back the place, or stop waiting. ``served``: it ran to its end."""
@@ -125,7 +128,15 @@ class Line:
         wait = self._context.gate.predicted_wait(pool)
         return rejection(DroppedReason.SATURATED, wait, shed=True)
 
-    async def _wait(self, pool: str, elsewhere: Callable[[str], bool]) -> bool:
+    async def wait(self, pool: str, elsewhere: Callable[[str], bool]) -> bool:
+        """Until it has its place. False: another door is better by now.
+
+        Args:
+            elsewhere: asked from time to time while waiting; may raise what ends the request.
+
+        Raises:
+            AdmissionRejected: no place in time, shed, or the router shuts down.
+        """
         gate, clock = self._context.gate, self._context.clock
         since = clock()
         try:

@@ -66,6 +66,13 @@ class _Live(World):
             able = context.fleet.able_prefills(mine, mine.nodes[node], request.features, (), self.now)
         except (LayoutMismatch, AdmissionRejected) as error:
             return Handoff(mine.client.bind, None, error.message)
-        seen = picture(context, request, able, self.now)
+        assert self._line is not None, "there was a snapshot before the decision"
+        ticket = self._line.weighed
+        seen = picture(context, request, able, ticket, self.now)
         decision = self.rules.prefill.choose(request, seen, self.now, self.rng)
-        return Handoff(mine.client.bind, decision.node, decision.reason.value)
+        if decision.node is None:
+            return Handoff(mine.client.bind, None, decision.reason.value)
+        ahead = context.lines.tokens_ahead(decision.node, ticket)
+        wait_s = context.lines.predicted_wait(decision.node, ticket)
+        wait_ms = None if wait_s is None else wait_s * 1000
+        return Handoff(mine.client.bind, decision.node, decision.reason.value, ahead, wait_ms)

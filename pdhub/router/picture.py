@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pdhub.api.engine import EngineLoad
 from pdhub.api.policy import NodeView, PoolView, Snapshot
 from pdhub.core.latency import LatencyModel, LatencyTable
+from pdhub.core.turns import Backlog
 
 if TYPE_CHECKING:
     from pdhub.router.endpoint import Endpoint
@@ -44,7 +45,7 @@ class Picture:
         self._snapshot: Snapshot | None = None
         self._places: dict[tuple[tuple[str, int], ...], Snapshot] = {}
         self._queued: Mapping[str, int] = {}
-        self._table = LatencyTable()
+        self._table = self._drawn = LatencyTable()
         self._nodes: dict[str, NodeView] = {}
         self._views: dict[str, PoolView] = {}
         self._expiry: dict[str, float] = {}
@@ -64,13 +65,27 @@ class Picture:
         """Tokens came from it: seen in the next picture, but no reason for one."""
         self._moved.add(endpoint.name)
 
-    def snapshot(self, now: float, inside: str | None = None, ahead: Mapping[str, int] | None = None) -> Snapshot:
+    def snapshot(
+        self,
+        now: float,
+        inside: str | None = None,
+        ahead: Mapping[str, int] | None = None,
+        backlog: Backlog | None = None,
+    ) -> Snapshot:
         """The current picture; the same object until something changes.
 
         Args:
             inside: a pool that has let the request in: those in its queue wait behind it.
             ahead: of those that wait in front of each pool, how many enter before the request; None = all.
+            backlog: what the request would have in front of it at a prefill instance; None = what was sent there.
         """
+        found = self._seen(now, inside, ahead)
+        if backlog is None:
+            return found
+        table = self._drawn.with_backlog(backlog.tokens, backlog.wait_ms)
+        return found if table is self._drawn else replace(found, latency=table)
+
+    def _seen(self, now: float, inside: str | None, ahead: Mapping[str, int] | None) -> Snapshot:
         table, queued = self._latency.freeze(now), self._waiting()
         late = self._stale_at is not None and now >= self._stale_at
         if self._snapshot is None or late or table is not self._table or queued != self._queued:
@@ -104,8 +119,8 @@ class Picture:
         self._all = False
         self._dirty.clear()
         self._version += 1
-        table = self._table.with_backlog(min(backlogs, default=0))
-        return Snapshot(self._version, tuple(self._views[name] for name in self._pools), table)
+        self._drawn = self._table.with_backlog(min(backlogs, default=0))
+        return Snapshot(self._version, tuple(self._views[name] for name in self._pools), self._drawn)
 
     def _draw_pool(self, pool: Pool, now: float) -> None:
         waiting = self._queued.get(pool.name, 0)

@@ -7,35 +7,36 @@ from collections.abc import Collection
 from pdhub.api.errors import AdmissionRejected
 from pdhub.api.policy import NodeView, PoolView, Snapshot
 from pdhub.api.request import RequestView
+from pdhub.core.admission import Ticket
 from pdhub.core.latency import PREFILL
 from pdhub.router.context import Context
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import no_endpoints
-from pdhub.router.fleet import EVERYTHING, Pool
+from pdhub.router.fleet import EVERYTHING
 from pdhub.router.flight import Flight
 
 
 def choose_prefill(
-    context: Context, flight: Flight, view: RequestView, pool: Pool, node: Endpoint, tried: Collection[str], now: float
+    context: Context, flight: Flight, view: RequestView, able: Collection[Endpoint], ticket: Ticket, now: float
 ) -> Endpoint:
-    """The instance that computes the prompt for a node.
+    """The instance that computes a prompt.
 
-    Which instances fit the node at all is a fact of layouts, features and breakers, and not the policy's to decide.
+    Args:
+        able: those that fit the node. Which do is a fact of layouts, features and breakers, not the policy's to decide.
+        ticket: of the request in front of prefill instances.
 
     Raises:
-        LayoutMismatch: no instance writes a layout that the node takes.
-        AdmissionRejected: those that do are not there now.
+        AdmissionRejected: the policy takes none of them.
     """
-    able = context.fleet.able_prefills(pool, node, view.features, tried, now)
-    decision = flight.rules.prefill.choose(view, picture(context, view, able, now), now, context.rng)
+    decision = flight.rules.prefill.choose(view, picture(context, view, able, ticket, now), now, context.rng)
     by_name = {endpoint.name: endpoint for endpoint in able}
     if decision.node is None or decision.node not in by_name:
         raise _nobody(decision.reason.value)
     return by_name[decision.node]
 
 
-def picture(context: Context, view: RequestView, able: Collection[Endpoint], now: float) -> Snapshot:
-    """The instances as one pool of role ``prefill``."""
+def picture(context: Context, view: RequestView, able: Collection[Endpoint], ticket: Ticket, now: float) -> Snapshot:
+    """The instances as one pool of role ``prefill``; what waits for one counts as sent if its turn comes before."""
     nodes = tuple(
         NodeView(
             name=endpoint.name,
@@ -45,7 +46,7 @@ def picture(context: Context, view: RequestView, able: Collection[Endpoint], now
             load=endpoint.load,
             labels=endpoint.labels,
             slots=endpoint.slots,
-            pending_tokens=endpoint.pending_tokens,
+            pending_tokens=endpoint.pending_tokens + context.lines.tokens_ahead(endpoint.name, ticket),
         )
         for endpoint in able
     )

@@ -22,6 +22,7 @@ from pdhub.config.models import Config
 from pdhub.config.origin import dotted
 from pdhub.config.version import RELOADABLE
 from pdhub.router.context import Context
+from pdhub.router.lines import ahead_of
 from pdhub.router.rulebook import Rulebook, rulebook
 
 log = logging.getLogger("pdhub.router.reload")
@@ -109,6 +110,7 @@ class Reloader:
         old = context.rules.version
         context.plan, context.rules = plan, rules
         context.gate.reconfigure(rules.admission.queue_limit)
+        context.lines.set_ahead(ahead_of(rules.admission))
         log.info("policy %s is live, version %s instead of %s", rules.policy.name, rules.version, old)
         return Result.APPLIED, ""
 

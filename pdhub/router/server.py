@@ -16,6 +16,7 @@ from pdhub.config.build import Plan
 from pdhub.config.models import NodeConfig, PoolConfig, RouterConfig
 from pdhub.config.seeds import latency_seeds
 from pdhub.config.settings import secret
+from pdhub.core.admission import AdmissionQueue
 from pdhub.core.latency import LatencyModel
 from pdhub.router.app import make_app
 from pdhub.router.breaker import Breaker
@@ -27,6 +28,7 @@ from pdhub.router.endpoint import Endpoint
 from pdhub.router.fleet import Fleet, Pool
 from pdhub.router.gate import Gate
 from pdhub.router.janitor import Janitor
+from pdhub.router.lines import Lines, ahead_of
 from pdhub.router.paircheck import PairChecker
 from pdhub.router.presentation import TextDecoder, load_text_decoder
 from pdhub.router.probe import Prober
@@ -58,7 +60,9 @@ class RouterServer:
         self._upstream = Upstream()
         config, clock = plan.config, time.monotonic
         latency = LatencyModel(latency_seeds(config))
-        gate = Gate([pool.name for pool in config.pools], config.admission.queue_limit, clock)
+        limit = config.admission.queue_limit
+        gate = Gate({pool.name: AdmissionQueue(limit=limit, capacity=0) for pool in config.pools}, clock)
+        lines = Lines([p.name for p in config.prefill], ahead_of(config.admission), clock)
         fleet = Fleet(
             [self._pool(pool) for pool in config.pools],
             [
@@ -74,6 +78,7 @@ class RouterServer:
         metrics = RouterMetrics(
             lambda: [(e.name, e.in_flight, e.usable(clock())) for e in fleet.endpoints()],
             gate.waiting,
+            lambda: [(name, *told) for name, told in lines.told().items()],
             latency.errors,
             self._live,
             lambda: [(p, n, not found.held) for (p, n), found in fleet.pairs.found.items()],
@@ -86,6 +91,7 @@ class RouterServer:
             rules=rulebook(plan),
             caller=caller,
             gate=gate,
+            lines=lines,
             janitor=Janitor(lambda result: metrics.cancels.labels(result).inc()),
             metrics=metrics,
             text=self._text(fleet),
@@ -144,6 +150,7 @@ class RouterServer:
         context = self.context
         context.draining = True
         context.gate.close()
+        context.lines.close()
         try:
             async with asyncio.timeout(timeout_s):
                 await context.requests.none()
@@ -155,6 +162,7 @@ class RouterServer:
         """Stop at once, but tell nodes what was cut off. Idempotent."""
         self.context.draining = True
         self.context.gate.close()
+        self.context.lines.close()
         await self.reloader.close()
         await self._http.stop()
         await self._prober.close()

@@ -59,6 +59,7 @@ class RouterMetrics:
     Args:
         endpoints: now: (endpoint, in flight, whether it is usable).
         waiting: now: requests in each pool's queue.
+        lines: now: (prefill instance, requests that wait for their turn there, tokens sent to it, how many may be).
         predictions: now: how good they were, by (pool, metric). rules: now: what is live.
         pairs: now: (prefill instance, node, whether requests may take that path).
         caches: now: (endpoint that tells it, blocks known to be in its prefix cache).
@@ -68,6 +69,7 @@ class RouterMetrics:
         self,
         endpoints: Callable[[], Iterable[tuple[str, int, bool]]],
         waiting: Callable[[], Mapping[str, int]],
+        lines: Callable[[], Iterable[tuple[str, int, int, int]]],
         predictions: Callable[[], Mapping[tuple[str, LatencyMetric], Calibration]],
         rules: Callable[[], LiveRules],
         pairs: Callable[[], Iterable[tuple[str, str, bool]]] = lambda: (),
@@ -76,6 +78,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self._endpoints = endpoints
         self._waiting = waiting
+        self._lines = lines
         self._predictions = predictions
         self._rules = rules
         self._pairs = pairs
@@ -173,7 +176,25 @@ class RouterMetrics:
         waiting = GaugeMetricFamily("pdhub_router_waiting", "Requests in the queue.", labels=["pool"])
         for pool, count in self._waiting().items():
             waiting.add_metric([pool], count)
-        return [in_flight, usable, pairs, caches, waiting, *self._calibration(), *self._live()]
+        return [in_flight, usable, pairs, caches, waiting, *self._turns(), *self._calibration(), *self._live()]
+
+    def _turns(self) -> Iterable[Metric]:
+        """The line in front of each prefill instance."""
+        waiting = GaugeMetricFamily(
+            "pdhub_router_prefill_waiting",
+            "Requests that wait for their turn at a prefill instance.",
+            labels=["prefill"],
+        )
+        sent = GaugeMetricFamily(
+            "pdhub_router_prefill_outstanding_tokens", "Prompt tokens sent to it and not answered.", labels=["prefill"]
+        )
+        bound = GaugeMetricFamily(
+            "pdhub_router_prefill_outstanding_limit_tokens", "Beyond that, prompts wait here.", labels=["prefill"]
+        )
+        for name, *told in self._lines():
+            for family, value in zip((waiting, sent, bound), told, strict=True):
+                family.add_metric([name], value)
+        return [waiting, sent, bound]
 
     def _live(self) -> Iterable[Metric]:
         """Which rules are live, and whether the file agrees with them."""

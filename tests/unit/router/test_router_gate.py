@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pdhub.api import AdmissionRejected
-from pdhub.core.admission import Ticket
+from pdhub.core.admission import AdmissionQueue, Ticket
 from pdhub.router import gate as gate_module
 from pdhub.router.gate import Gate
 
@@ -19,7 +19,7 @@ class Clock:
 
 def make(capacity=1, limit=1):
     clock = Clock()
-    gate = Gate(["p"], limit, clock)
+    gate = Gate({"p": AdmissionQueue(limit=limit, capacity=0)}, clock)
     gate.resize("p", capacity)
     return gate, clock
 
