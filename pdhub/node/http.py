@@ -51,8 +51,11 @@ def make_app(
         body = claim_body(await read_body(request, SMALL_BODY))
         lease, fingerprint = receiver.claim(body)
         host, port = info().control
+        terms = lease.terms
         return _json(
-            wire.ClaimReply(body.transfer_id, lease.generation, host, port, lease.terms.capacity_tokens, fingerprint)
+            wire.ClaimReply(
+                body.transfer_id, lease.generation, host, port, terms.capacity_tokens, fingerprint, terms.prompt_limit
+            )
         )
 
     @app.post("/decode")

@@ -34,7 +34,9 @@ class HandoffParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``host``, ``port``: the node's control channel. ``fingerprint``: the layout that was claimed.
     ``budget_s``: seconds from now in which the hand-over must end. ``min_tokens`` and ``stop_token_ids`` are the
-    client's: with ``min_tokens`` the first token must be none that ends the sequence.
+    client's: with ``min_tokens`` the first token must be none that ends the sequence. ``capacity_tokens``,
+    ``prompt_limit`` and ``context`` are the claim's, so that a sender which cannot wait for the node's answer to its
+    join knows what that would be; 0 = unknown.
     """
 
     transfer_id: str
@@ -45,6 +47,9 @@ class HandoffParams(msgspec.Struct, frozen=True, omit_defaults=True):
     budget_s: float = 30.0
     min_tokens: int = 0
     stop_token_ids: list[int] = []
+    capacity_tokens: int = 0
+    prompt_limit: int = 0
+    context: int = 0
 
 
 class ClaimBody(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,12 +66,15 @@ class ClaimBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ClaimReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``prompt_limit``: tokens of prompt that leave room for the output, in whatever landing."""
+
     transfer_id: str
     generation: int
     host: str
     port: int
     capacity_tokens: int
     fingerprint: str
+    prompt_limit: int = 0
 
 
 class SamplingBody(msgspec.Struct, frozen=True, omit_defaults=True):
