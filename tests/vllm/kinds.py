@@ -16,7 +16,7 @@ class Kind:
         chunk: tokens that a server computes in one step; a longer prompt is computed in several.
         context: prompt plus output.
         kv: bytes of each server's KV cache.
-        args: further arguments of each server.
+        split_args: further arguments of the servers of a prefill and decode pair; ``whole`` does without.
     """
 
     model: str
@@ -25,7 +25,7 @@ class Kind:
     chunk: int = 512
     context: int = 2048
     kv: str = "128M"
-    args: tuple[str, ...] = ()
+    split_args: tuple[str, ...] = ()
 
 
 HANDOFFS = {"pull": "nixl", "push": "nixl_push", "mooncake": "mooncake", "whole": "none"}
@@ -42,7 +42,7 @@ KINDS = {
         ("pull", "whole"),
         block=16,
         chunk=2048,
-        args=("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'),
+        split_args=("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'),
     ),
 }
 

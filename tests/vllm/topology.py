@@ -83,7 +83,7 @@ def _engine(kind: Kind, handoff: str, vllm: Path, ports: Ports) -> dict[str, Any
             *SERVER_ARGS,
             "--max-num-batched-tokens", str(kind.chunk),
             "--kv-cache-memory-bytes", kind.kv,
-            *kind.args,
+            *(kind.split_args if handoff != "none" else ()),
         ],
         "ready_within_s": 600,
     }  # fmt: skip
