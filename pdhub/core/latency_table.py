@@ -176,15 +176,16 @@ class LatencyTable:
             ttft = ttft_factor.recent * (c0 + c1 * fresh + c2 * backlog)
         else:
             ttft = row.ttft.older(fresh, backlog, ttft_factor, now)
-        if served and ttft is not None:
-            ttft += self.turn_ms
-        wait: float | None = 0.0
+        turn = self.turn_ms if served else 0.0
+        if ttft is not None:
+            ttft += turn
+        wait: float | None = turn
         if node.queued or (slots and taken >= slots):
             slot, queue = _waits(node, taken, len(pool.nodes), row, tpot)
             if slot is None or queue is None:
                 wait = ttft = None
             else:
-                wait = slot + queue
+                wait = queue + (max(turn, slot) if pool.needs_prefill else slot)
                 if ttft is not None:
                     # A hosted node takes the next request's KV while it still decodes: the two waits overlap.
                     ttft = queue + (max(ttft, slot) if pool.needs_prefill else ttft + slot)

@@ -128,13 +128,17 @@ class Slo(Policy):
         if self._reserve.ttft_ms is None:
             return None
         pool, node = next((p, n) for p, n in kept if (p.name, n.name) == first[_NAMES])
-        ttft, limit = (
-            snapshot.latency.predict(request, pool, node, now).ttft_ms,
+        predicted, limit = (
+            snapshot.latency.predict(request, pool, node, now),
             self._reserve.ttft_ms * self._config.leave,
         )
-        if ttft is None or ttft <= limit:
+        if predicted.ttft_ms is None:
             return None
-        return f"first token in {ttft:.0f} ms; more important requests leave {limit:.0f} ms to those that may be shed"
+        # In a line the important ones go first: only what comes after it is in their way.
+        ahead = predicted.ttft_ms - (predicted.wait_ms or 0.0)
+        if ahead <= limit:
+            return None
+        return f"its prompt in {ahead:.0f} ms; more important requests leave {limit:.0f} ms to those that may be shed"
 
     def _with_target(self, request: RequestView, snapshot: Snapshot, kept: Kept, now: float, seed: int) -> list[Row]:
         # Written out without calls: with a thousand nodes this loop is the time of a choice.
