@@ -48,6 +48,7 @@ from pdhub.api.errors import (
     RequestCancelled,
     RequestError,
     TransferFailed,
+    Unsupported,
 )
 from pdhub.api.hooks import PROJECT, hookimpl, hookspec
 from pdhub.api.launcher import Launcher, Running
@@ -211,6 +212,7 @@ __all__ = [
     "Transport",
     "TransportCaps",
     "TransportSpec",
+    "Unsupported",
     "WriteOp",
     "hookimpl",
     "hookspec",

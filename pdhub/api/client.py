@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pdhub.api.cache import CacheFeed
 from pdhub.api.engine import Capabilities, EngineLoad, Finished, TokenChunk, TokenLogprob
+from pdhub.api.errors import RequestError
 from pdhub.api.request import RequestView, Sampling
 
 
@@ -176,6 +177,15 @@ class EngineClient(ABC):
     lease_s: float | None = None
     #: how KV that nobody fetches becomes free
     freed: Freed = Freed.CLOSE
+    #: the decode leg answers with tokens (:attr:`Reply.TOKENS`), so the host needs the model's tokenizer
+    speaks_tokens: bool = False
+    #: hand-overs that one prefill instance bears at once, from its prefill call to the status of the decode call; the
+    #: host makes further ones wait. None = any number
+    handovers: int | None = None
+    #: seconds for which a hand-over that was broken off still counts as one: its prefill instance may go on with it
+    settle_s: float = 0.0
+    #: seconds without requests for a node that stopped answering in the middle of one
+    fence_s: float = 0.0
 
     @abstractmethod
     def probe(self, node: Target) -> Call:
@@ -217,8 +227,8 @@ class EngineClient(ABC):
 
     @abstractmethod
     def prefill(self, leg: Leg) -> Call | None:
-        """The prefill leg; None if ``order`` is decode_only. Raises InvalidRequest for what this engine cannot hand
-        over, before anything is spent."""
+        """The prefill leg; None if ``order`` is decode_only. Raises, before anything is spent: InvalidRequest for what
+        this engine cannot hand over, Unsupported if another one may, AdmissionRejected if ``leg.claim`` says busy."""
 
     @abstractmethod
     def decode(self, leg: Leg) -> Call:
@@ -257,3 +267,11 @@ class EngineClient(ABC):
     def frames(self) -> FrameParser:
         """A new parser for a ``tokens`` reply. Only called if ``decode`` says so."""
         raise NotImplementedError(f"{type(self).__name__} declares no token stream")
+
+    def frames_of(self, leg: Leg) -> FrameParser:
+        """As :meth:`frames`, for streams that can only be read with what prefill told. This is what the host calls."""
+        return self.frames()
+
+    def refused(self, status: int, body: Mapping[str, Any]) -> RequestError | None:
+        """What a decode node means by a JSON answer with another status than 200; None = what the host makes of it."""
+        return None

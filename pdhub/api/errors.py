@@ -7,7 +7,8 @@
     ├── PluginError              start-up: a plugin is missing, broken or breaks its contract
     └── RequestError             one request failed; carries an OpenAI-shaped body
         ├── InvalidRequest       400  the client must change the request
-        │   └── ModelNotFound    404  no pool serves this model
+        │   ├── ModelNotFound    404  no pool serves this model
+    │   └── Unsupported      400  this engine cannot serve it; the host tries another pool first
         ├── AdmissionRejected    429 contended, 503 nobody there; may carry Retry-After
         ├── RequestCancelled     499  the client left, or somebody cancelled
         ├── LayoutMismatch       502  prefill and node disagree on the KV layout
@@ -96,6 +97,13 @@ class ModelNotFound(InvalidRequest):
     """No pool serves the model that the request names."""
 
     code = "model_not_found"
+
+
+class Unsupported(InvalidRequest):
+    """The engine cannot honour something that the request asks for, and no capability has a name for it. The host goes
+    on to another pool; the client hears of it only if no pool can."""
+
+    code = "unsupported"
 
 
 class AdmissionRejected(RequestError):

@@ -121,6 +121,8 @@ class RequestRecord:
 
     Args:
         handoff_ms: the exposed hand-over: prefill answered to KV usable at the node, the wait for a slot left out.
+        itl_p99_ms: the gap between two tokens that 99 of 100 do not exceed (at most 4.4 % too high); tokens that come
+            in one piece have none between them.
         queued_ms: waited for a place in the pool. concurrency: requests on the node when this one started there.
         tier: the service tier that really served it.
         predicted_ttft_ms, predicted_tpot_ms: what the latency model said when the node was chosen.
@@ -152,4 +154,5 @@ class RequestRecord:
     session: str = ""
     prefix: tuple[int, ...] = ()
     priority: int = 0
+    itl_p99_ms: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)

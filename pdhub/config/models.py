@@ -26,6 +26,13 @@ class ServedModel(Model):
         None, description="Directory or tokenizer.json for the router's detokeniser; default: found at `path`."
     )
     aliases: list[str] = Field(default_factory=list, description="Other ids that clients may send.")
+    sampling_defaults: dict[Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"], float] | None = (
+        Field(
+            None,
+            description="What counts where a client omits it; default is what a hosted prefill instance tells, else "
+            "`generation_config.json` beside the tokenizer. `{}`: as with `--generation-config vllm`.",
+        )
+    )
 
 
 class DecisionsConfig(Model):

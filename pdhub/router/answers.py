@@ -80,6 +80,7 @@ class Answerer:
             model=request.model,
             created=int(time.time()),
             prompt_token_ids=result.prompt_token_ids if result else (),
+            prompt_tokens=self._flight.prompt_tokens,
             cached_tokens=result.cached_tokens if result else None,
             eos_token_ids=eos,
             service_tier=self._flight.tier,

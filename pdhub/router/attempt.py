@@ -21,11 +21,12 @@ from pdhub.api.errors import (
 )
 from pdhub.api.policy import Prediction
 from pdhub.api.request import RequestView, Sampling
+from pdhub.core.admission import DroppedReason
 from pdhub.router.answers import Answerer
 from pdhub.router.context import Context
 from pdhub.router.edits import Edits
 from pdhub.router.endpoint import Endpoint
-from pdhub.router.errors import LandingTooSmall
+from pdhub.router.errors import LandingTooSmall, Refused, Unreachable, UpstreamTimeout
 from pdhub.router.fleet import Pool, prefill_info
 from pdhub.router.flight import Flight, new_id
 from pdhub.router.openai import ClientRequest
@@ -43,6 +44,7 @@ _NEUTRAL = (
     asyncio.CancelledError,
 )
 _PAIR = (TransferFailed, LeaseExpired)
+_SILENT = (Unreachable, UpstreamTimeout)
 
 _CHECK_S = 0.25
 
@@ -92,6 +94,8 @@ class Attempt:
         self._stay: Stay | None = None
         self._claim: asyncio.Task[dict[str, object]] | None = None
         self._held = False
+        self._writing = False  # it has a place among the hand-overs of the prefill instance
+        self._sent = False  # the prompt went to the prefill instance, which may have taken it
         self._computing: asyncio.Task[None] | None = None
         self._answered_at: float | None = None
         self._at = choice.node
@@ -144,7 +148,7 @@ class Attempt:
             else:
                 await self._hand_over()
                 self._bind_late()
-                watched = choice.prefill is not None and not self._held  # a node of ours watches its writers itself
+                watched = choice.prefill is not None and not choice.node.hosted  # ours watch their writers themselves
                 leg = self._watched if watched else self._decode
                 ended = await leg(sink, self._decode_call())
             complete = True
@@ -157,6 +161,7 @@ class Attempt:
             raise
         finally:
             self._stay.end(complete, clock())
+            self._leave_handovers()
             if not ended:
                 self._drop()
 
@@ -176,6 +181,7 @@ class Attempt:
 
     async def _take_landing(self) -> None:
         call = self._choice.pool.client.claim(self._leg)
+        await self._enter_handovers()
         if call is None:
             return
         node = self._choice.node
@@ -188,13 +194,38 @@ class Attempt:
             self._held = False
             raise
         self._leg = dataclasses.replace(self._leg, claim=claim)
-        self._context.gate.entered(self._choice.pool.name, self._flight.id)
+
+    async def _enter_handovers(self) -> None:
+        """Wait until the prefill instance can bear one more hand-over, if its engine says that it bears few."""
+        client, instance, clock = self._choice.pool.client, self._choice.prefill, self._context.clock
+        if client.handovers is None or instance is None or self._writing:
+            return
+        since = clock()
+        try:
+            await instance.handovers.enter(client.handovers, self._leg.budget_s)
+        except TimeoutError as error:
+            reason = DroppedReason.TTL_EXPIRED.value
+            message = "the prefill instance was not done with other hand-overs in time"
+            raise AdmissionRejected(message, reason=reason, code="queue_timeout") from error
+        finally:
+            self._flight.queued_s += clock() - since
+        self._writing = True
+
+    def _leave_handovers(self, *, written: bool = False) -> None:
+        """``written``: the KV is where it belongs. Otherwise the instance may still be at it, if it ever began."""
+        if self._writing:
+            self._writing = False
+            assert self._choice.prefill is not None
+            settles = self._sent and not written
+            self._choice.prefill.handovers.leave(self._choice.pool.client.settle_s if settles else 0.0)
 
     async def _prefill(self) -> None:
         instance, client = self._choice.prefill, self._choice.pool.client
         if instance is None or client.order is LegOrder.DECODE_ONLY:
             return
         call = client.prefill(self._leg)
+        if self._held:
+            self._context.gate.entered(self._choice.pool.name, self._flight.id)
         if call is not None:
             await self._compute(instance, call)
 
@@ -205,11 +236,15 @@ class Attempt:
         if self._stay is not None:
             self._stay.prefilling(sent_at)
         self._at = instance
+        self._sent = True
         try:
             body = await self._context.caller.document(instance, call, self._request, self._headers)
             result = read_result(body)
             instance.breaker.success()
             self._computed()
+        except InvalidRequest:
+            self._sent = False
+            raise
         finally:
             instance.count(-1, clock())
         self._at = self._choice.node
@@ -301,7 +336,9 @@ class Attempt:
         wait_s = context.plan.config.router.first_byte_timeout_s
         if self._held:
             wait_s = self._leg.budget_s + context.plan.config.router.idle_timeout_s
-        reply = await context.caller.open(node, call, self._request, self._headers, wait_s)
+        refused = pool.client.refused
+        reply = await context.caller.open(node, call, self._request, self._headers, wait_s, refused)
+        self._leave_handovers(written=True)
         context.gate.entered(pool.name, self._flight.id)
         answer = Answerer(
             context.caller, node, self._request, self._flight, sink, context.shown(self._flight), context.clock, wait_s
@@ -311,8 +348,9 @@ class Attempt:
                 await answer.relay(reply, self._edits(call))
                 return True
             assert context.text is not None, "loaded at start because a pool speaks tokens"
-            eos = prefill_info(self._choice.prefill).eos_token_ids if self._choice.prefill else frozenset()
-            return await answer.tokens(reply, self._leg, pool.client.frames(), context.text, eos)
+            told = prefill_info(self._choice.prefill).eos_token_ids if self._choice.prefill else frozenset()
+            eos = told or context.generation.eos_token_ids
+            return await answer.tokens(reply, self._leg, pool.client.frames_of(self._leg), context.text, eos)
 
     def _edits(self, call: Call) -> Edits:
         wanted = "prompt_logprobs" in call.drop and self._request.body.get("prompt_logprobs") is not None
@@ -342,6 +380,8 @@ class Attempt:
             pair.failure(now)
         else:
             at.breaker.failure(now)
+        if at is node and self._sent and isinstance(error, _SILENT) and self._choice.pool.client.fence_s:
+            node.breaker.fence(now, self._choice.pool.client.fence_s)
         self._context.fleet.changed()
 
     def _drop(self) -> asyncio.Task[None] | None:
@@ -353,11 +393,20 @@ class Attempt:
         call = self._choice.pool.client.cancel(leg)
         if call is None:
             return None
-        send = functools.partial(self._send_cancel, call)
+        send = functools.partial(self._send_cancel, self._choice.node, call)
         return self._context.janitor.cancel(send, self._claim)
 
-    async def _send_cancel(self, call: Call) -> None:
-        await self._context.caller.document(self._choice.node, call, limit_s=2.0)
+    async def _send_cancel(self, node: Endpoint, call: Call) -> None:
+        """404 = it has nothing of that attempt, or does not know yet what was sent a moment ago."""
+        for last in (False, True):
+            try:
+                await self._context.caller.document(node, call, limit_s=2.0)
+                return
+            except Refused as error:
+                if error.status != 404:
+                    raise
+            if not last:
+                await asyncio.sleep(_CHECK_S)
 
 
 def _told_prompt(body: Mapping[str, Any]) -> int:

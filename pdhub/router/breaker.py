@@ -26,12 +26,13 @@ class Breaker:
         self._count = 0
         self._opened_at: float | None = None
         self._trial_until: float | None = None
+        self._fenced_until = 0.0
 
     def state(self, now: float) -> BreakerState:
         """``HALF_OPEN`` only while a trial may start; during a trial it is ``OPEN`` for everybody else."""
         if self._opened_at is None:
             return BreakerState.CLOSED
-        if now < self._opened_at + self.open_s:
+        if now < self._closed_until():
             return BreakerState.OPEN
         if self._trial_until is not None and now < self._trial_until:
             return BreakerState.OPEN
@@ -41,7 +42,7 @@ class Breaker:
         """When the state changes by itself; None if it does not."""
         if self._opened_at is None:
             return None
-        moments = [self._opened_at + self.open_s]
+        moments = [self._closed_until()]
         if self._trial_until is not None:
             moments.append(self._trial_until)
         later = [m for m in moments if m > now]
@@ -67,6 +68,15 @@ class Breaker:
         if self._opened_at is not None or self._count >= self.failures:
             self._opened_at = now
             self._trial_until = None
+
+    def fence(self, now: float, seconds: float) -> None:
+        """Nobody may go there for so long; then as after a failure."""
+        self._opened_at, self._trial_until = now, None
+        self._fenced_until = max(self._fenced_until, now + seconds)
+
+    def _closed_until(self) -> float:
+        assert self._opened_at is not None
+        return max(self._opened_at + self.open_s, self._fenced_until)
 
     def neutral(self) -> None:
         """A request ended without a word about the endpoint: refused as wrong, busy, or cancelled."""

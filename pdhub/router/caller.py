@@ -17,7 +17,7 @@ from pdhub.core.legs import leg_body
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import UpstreamTimeout
 from pdhub.router.openai import ClientRequest
-from pdhub.router.refusal import refusal
+from pdhub.router.refusal import Reading, refusal
 from pdhub.router.relay import Timeouts, Upstream, UpstreamReply
 
 T = TypeVar("T")
@@ -43,12 +43,14 @@ class Caller:
         request: ClientRequest | None = None,
         headers: Mapping[str, str] | None = None,
         limit_s: float | None = None,
+        refused: Reading | None = None,
     ) -> UpstreamReply:
         """Send, and wait for the status line.
 
         Args:
             request: whose body the call starts from; None for calls with a body of their own.
             limit_s: longest wait for the status line; default ``first_byte_timeout_s``.
+            refused: what the endpoint's client makes of a JSON answer with another status, before the host does.
 
         Raises:
             EngineFailed, UpstreamTimeout, and what any status other than 200 means.
@@ -69,7 +71,7 @@ class Caller:
         endpoint.seen(self._clock())
         if reply.status != 200:
             async with reply:
-                raise await refusal(reply, endpoint)
+                raise await refusal(reply, endpoint, refused)
         if call.origin is None:
             endpoint.heard(reply.headers, self._clock())
         return reply

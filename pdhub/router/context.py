@@ -12,9 +12,10 @@ from pdhub.api.request import RequestRecord
 from pdhub.config.build import Plan
 from pdhub.router.caches import Caches
 from pdhub.router.caller import Caller
-from pdhub.router.fleet import Fleet
+from pdhub.router.fleet import Fleet, sampling_defaults
 from pdhub.router.flight import Flight
 from pdhub.router.gate import Gate
+from pdhub.router.generation import Generation
 from pdhub.router.janitor import Janitor
 from pdhub.router.lines import Lines
 from pdhub.router.presentation import TextDecoder
@@ -56,7 +57,8 @@ class Context:
         plan, rules: replaced together by a reload; a request reads its own ``flight.rules``.
         gate: in front of pools. lines: in front of prefill instances.
     text: None if no pool speaks tokens. observer: None if nobody observes. clock: monotonic seconds.
-        requests: how many have not ended. draining: the router refuses new ones.
+        generation: what the model's files say, for pools that speak tokens.
+    requests: how many have not ended. draining: the router refuses new ones.
         records: the last ended requests, for ``/debug/requests``.
     """
 
@@ -71,12 +73,20 @@ class Context:
     text: TextDecoder | None
     observer: Observer[RequestRecord] | None
     clock: Callable[[], float]
+    generation: Generation = field(default_factory=Generation)
     decisions: DecisionLog = field(default_factory=DecisionLog)
     caches: Caches = field(default_factory=Caches)
     requests: OpenRequests = field(default_factory=OpenRequests)
     draining: bool = False
     rng: random.Random = field(default_factory=random.Random)
     records: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
+
+    def sampling_defaults(self) -> Mapping[str, float]:
+        """Of members that a client omits: the configuration's, else what a prefill instance tells, else the model's."""
+        configured = self.plan.config.model.sampling_defaults
+        if configured is not None:
+            return {str(name): value for name, value in configured.items()}
+        return sampling_defaults(self.fleet) or self.generation.sampling
 
     def shown(self, flight: Flight) -> Mapping[str, str]:
         """The router's own response headers."""

@@ -10,6 +10,7 @@ from pdhub.api.client import Target
 from pdhub.api.engine import EngineLoad
 from pdhub.api.policy import Health
 from pdhub.router.breaker import Breaker, BreakerState
+from pdhub.router.handovers import Handovers
 
 if TYPE_CHECKING:
     from pdhub.router.stay import Stay
@@ -55,6 +56,7 @@ class Endpoint:
         self.slots = 0
         self.pending_tokens = 0
         self.stays: dict[str, Stay] = {}
+        self.handovers = Handovers()
         self.load = EngineLoad()
         self.load_at = 0.0
         self.reads: Callable[[Mapping[str, str]], EngineLoad | None] = lambda headers: None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pdhub.api.policy import Decision, Prediction
 from pdhub.api.request import SLO, RequestRecord
+from pdhub.core.gaps import Gaps
 from pdhub.core.slo import SloReading, served_tier
 from pdhub.router.rulebook import Rulebook
 from pdhub.telemetry.decisions import Entry
@@ -75,6 +76,7 @@ class Flight:
     decision: Decision | None = None
     entry: Entry | None = None
     stats: Mapping[str, float] = field(default_factory=dict)
+    gaps: Gaps = field(default_factory=Gaps)
 
     @classmethod
     def begin(cls, headers: Mapping[str, str], now: float, rules: Rulebook) -> Flight:
@@ -109,8 +111,11 @@ class Flight:
 
     def tokens(self, count: int, now: float) -> None:
         """``count`` tokens arrived."""
-        if self.first_at is None:
+        if self.last_at is None:
             self.first_at = now
+            self.gaps.add(0.0, count - 1)
+        else:
+            self.gaps.add(now - self.last_at, count)
         self.last_at = now
         self.completion_tokens += count
         if self.stay is not None:
@@ -122,6 +127,7 @@ class Flight:
         self.completion_tokens = 0
         self.moved_from = None
         self.stats = {}
+        self.gaps = Gaps()
 
     def record(self, outcome: str, error_code: str | None, now: float) -> RequestRecord:
         """How it ended."""
@@ -130,7 +136,7 @@ class Flight:
             ttft = (self.first_at - self.arrived) * 1000
             if self.completion_tokens > 1:
                 tpot = (self.last_at - self.first_at) * 1000 / (self.completion_tokens - 1)
-        kv_bytes = self.stats.get("kv_bytes")
+        kv_bytes, itl_s = self.stats.get("kv_bytes"), self.gaps.quantile(0.99)
         return RequestRecord(
             id=self.id,
             model=self.model,
@@ -144,6 +150,7 @@ class Flight:
             completion_tokens=self.completion_tokens,
             ttft_ms=ttft,
             tpot_ms=tpot,
+            itl_p99_ms=None if itl_s is None else itl_s * 1000,
             total_ms=(now - self.arrived) * 1000,
             handoff_ms=self.stats.get("handoff_ms"),
             kv_bytes=None if kv_bytes is None else int(kv_bytes),

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pdhub.api.errors import AdmissionRejected, InvalidRequest, LayoutMismatch, RequestError, TransferFailed
+from pdhub.api.errors import (
+    AdmissionRejected,
+    InvalidRequest,
+    LayoutMismatch,
+    RequestError,
+    TransferFailed,
+    Unsupported,
+)
 from pdhub.api.policy import Decision, Reason
 from pdhub.api.request import RequestView
 from pdhub.router import sampling as sampling_rules
@@ -12,7 +19,7 @@ from pdhub.router.breaker import acquire_all
 from pdhub.router.context import Context
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import no_endpoints
-from pdhub.router.fleet import Pool, fits, sampling_defaults
+from pdhub.router.fleet import Pool, fits
 from pdhub.router.flight import Flight
 from pdhub.router.line import Line
 from pdhub.router.nobody import nobody
@@ -38,7 +45,7 @@ class Journey:
         self._request = request
         self._flight = flight
         self._sink = sink
-        self._sampling = sampling_rules.resolve(request.body, sampling_defaults(context.fleet))
+        self._sampling = sampling_rules.resolve(request.body, context.sampling_defaults())
         self._view = self._look()
         self._deadline = flight.deadline
         self._line = Line(context, flight, self._view, self._deadline)
@@ -193,6 +200,9 @@ class Journey:
             return None
 
     def _nobody(self, decision: Decision) -> RequestError:
+        absent = any(c.dropped_by == "health" and c.node not in self._tried for c in decision.candidates)
+        if isinstance(self._error, Unsupported) and absent:
+            return no_endpoints("the node that could serve this request is not ready")
         if self._error is not None:
             return self._error
         waits = [self._context.gate.predicted_wait(name) for name in self._context.fleet.pools]
@@ -223,6 +233,12 @@ class Journey:
             if error.contended:
                 raise
             self._out(attempt, error)
+            return False
+        except Unsupported as error:
+            if self._sink.started:
+                raise
+            self._error = error
+            self._tried.update(pool.nodes)
             return False
         except InvalidRequest as error:
             if error.code != CONTEXT_CODE or self._sink.started:

@@ -14,7 +14,6 @@ from pdhub.api.request import RequestView
 from pdhub.core.slo import SloReading
 from pdhub.router.context import Context
 from pdhub.router.explain import Door, Explanation, Handoff, World, explain
-from pdhub.router.fleet import sampling_defaults
 from pdhub.router.flight import Flight, new_id, safe_id
 from pdhub.router.line import Line
 from pdhub.router.prefills import picture
@@ -32,7 +31,7 @@ class _Live(World):
         self._line: Line | None = None
         self.model = context.plan.config.model
         self.rules = context.rules
-        self.defaults = sampling_defaults(context.fleet)
+        self.defaults = context.sampling_defaults()
         self.now = context.clock()
         self.wall_s = time.time()
         self.rng = random.Random()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -24,9 +24,17 @@ _HANDOFF_CODES = frozenset(
 )
 
 
-async def refusal(reply: UpstreamReply, endpoint: Endpoint) -> RequestError:
+Reading = Callable[[int, Mapping[str, Any]], RequestError | None]
+"""An engine client's own reading of a refusal: :meth:`pdhub.api.EngineClient.refused`."""
+
+
+async def refusal(reply: UpstreamReply, endpoint: Endpoint, reading: Reading | None = None) -> RequestError:
     """Read the answer and say what it means for the request. Raises what reading raises."""
     raw = await reply.read(LIMIT)
+    document = None if reading is None else _object(raw)
+    if reading is not None and document is not None and (meant := reading(reply.status, document)) is not None:
+        log.info("'%s' answered %d: %r", endpoint.name, reply.status, raw[:500])
+        return meant
     return classify(reply.status, raw, reply.headers, endpoint)
 
 

@@ -27,10 +27,11 @@ from pdhub.router.context import Context
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.fleet import Fleet, Pool
 from pdhub.router.gate import Gate
+from pdhub.router.generation import Generation, load_generation
 from pdhub.router.janitor import Janitor
 from pdhub.router.lines import Lines, ahead_of
 from pdhub.router.paircheck import PairChecker
-from pdhub.router.presentation import TextDecoder, load_text_decoder
+from pdhub.router.presentation import load_text_decoder
 from pdhub.router.probe import Prober
 from pdhub.router.relay import Upstream
 from pdhub.router.reload import Reloader
@@ -85,6 +86,7 @@ class RouterServer:
             caches.blocks,
         )
         caller = Caller(self._upstream, config.router, clock)
+        tokenizer = self._tokenizer(fleet)
         self.context = Context(
             plan=plan,
             fleet=fleet,
@@ -94,7 +96,8 @@ class RouterServer:
             lines=lines,
             janitor=Janitor(lambda result: metrics.cancels.labels(result).inc()),
             metrics=metrics,
-            text=self._text(fleet),
+            text=None if tokenizer is None else load_text_decoder(tokenizer),
+            generation=Generation() if tokenizer is None else load_generation(tokenizer),
             observer=None,
             clock=clock,
             decisions=_decisions(config.router),
@@ -245,16 +248,16 @@ class RouterServer:
             serves=serves,
         )
 
-    def _text(self, fleet: Fleet) -> TextDecoder | None:
-        """The detokeniser, if any pool speaks tokens: hosted engines do."""
-        if not any(n.hosted for pool in fleet.pools.values() for n in pool.nodes.values()):
+    def _tokenizer(self, fleet: Fleet) -> str | None:
+        """Where the detokeniser is, if any pool speaks tokens."""
+        if not any(pool.client.speaks_tokens for pool in fleet.pools.values()):
             return None
         model = self.plan.config.model
         path = model.tokenizer or model.path
         if path is None:
             hint = "set model.tokenizer to a directory that has a tokenizer.json, or to that file"
             raise ConfigError("the router needs the model's tokenizer", where="model.tokenizer", hint=hint)
-        return load_text_decoder(path)
+        return path
 
 
 def _places(client: EngineClient, node: Endpoint) -> int:

@@ -89,6 +89,7 @@ def outcome_document(record: RequestRecord) -> dict[str, Any]:
         "queued_ms": _short(record.queued_ms),
         "ttft_ms": _short(record.ttft_ms),
         "tpot_ms": _short(record.tpot_ms),
+        "itl_p99_ms": _short(record.itl_p99_ms),
         "predicted_ttft_ms": _short(record.predicted_ttft_ms),
         "predicted_tpot_ms": _short(record.predicted_tpot_ms),
         "total_ms": _short(record.total_ms),

@@ -93,6 +93,13 @@ class RouterMetrics:
         self.tpot = Histogram(
             "pdhub_router_tpot_seconds", "Time per output token.", ["pool"], buckets=_TOKEN, registry=r
         )
+        self.itl_p99 = Histogram(
+            "pdhub_router_itl_p99_seconds",
+            "Of each request, the gap between tokens that 99 of 100 do not exceed.",
+            ["pool"],
+            buckets=_TOKEN,
+            registry=r,
+        )
         self.total = Histogram(
             "pdhub_router_request_seconds", "Arrival to end.", ["pool"], buckets=_LATENCY, registry=r
         )
@@ -253,6 +260,8 @@ class RouterMetrics:
             self.ttft.labels(pool).observe(record.ttft_ms / 1000)
         if record.tpot_ms is not None:
             self.tpot.labels(pool).observe(record.tpot_ms / 1000)
+        if record.itl_p99_ms is not None:
+            self.itl_p99.labels(pool).observe(record.itl_p99_ms / 1000)
         self.total.labels(pool).observe(record.total_ms / 1000)
         self.queued.labels(pool).observe(record.queued_ms / 1000)
         if record.handoff_ms is not None:

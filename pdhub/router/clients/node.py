@@ -37,6 +37,7 @@ class NodeClient(EngineClient):
 
     order = LegOrder.PREFILL_FIRST
     bind = Bind.EARLY
+    speaks_tokens = True
 
     def __init__(self, claim_ttl_s: float = 30.0) -> None:
         self._claim_ttl_s = claim_ttl_s

@@ -25,7 +25,7 @@ class Presenter:
         request_id: the answer's ``id``.
         model: the answer's ``model``, as the client named it.
         created: seconds since the epoch.
-        prompt_token_ids: the exact prompt.
+        prompt_token_ids: the exact prompt. prompt_tokens: its length, where the ids are not known.
         cached_tokens: prompt tokens that the prefill found in its cache; None = unknown, and not said.
         eos_token_ids: ids whose text is never shown when they end the answer.
         service_tier: the tier that serves it; None = the client did not ask, and it is not said.
@@ -47,6 +47,7 @@ class Presenter:
         cached_tokens: int | None = None,
         eos_token_ids: Collection[int] = (),
         service_tier: str | None = None,
+        prompt_tokens: int = 0,
     ) -> None:
         options = Options.read(endpoint, body)
         logprobs = None
@@ -63,7 +64,7 @@ class Presenter:
             service_tier=service_tier,
         )
         self._plain = logprobs is None and not options.token_ids and not options.continuous_usage
-        self._prompt_tokens = len(prompt_token_ids)
+        self._prompt_tokens = len(prompt_token_ids) or prompt_tokens
         self._cached_tokens = cached_tokens
         self._opened = False
         self._pieces: list[str] = []
