@@ -49,7 +49,8 @@ class Freed(StrEnum):
     """What frees the KV of a hand-over that nobody finishes.
 
     ``CANCEL``: the call of :meth:`EngineClient.cancel`. ``CLOSE``: closing the connections of the legs. ``LEASE``:
-    while a leg runs, closing its connection; after prefill answered, nothing but the end of ``lease_s``.
+    while a leg runs, closing its connection; after prefill answered, nothing but the end of ``lease_s``: the host
+    counts what is left to it.
     """
 
     CANCEL = "cancel"

@@ -29,6 +29,7 @@ from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import LandingTooSmall, Refused, Unreachable, UpstreamTimeout
 from pdhub.router.fleet import Pool, prefill_info
 from pdhub.router.flight import Flight, new_id
+from pdhub.router.leftovers import stays
 from pdhub.router.openai import ClientRequest
 from pdhub.router.result import read_result
 from pdhub.router.sampling import with_seed
@@ -94,6 +95,7 @@ class Attempt:
         self._stay: Stay | None = None
         self._claim: asyncio.Task[dict[str, object]] | None = None
         self._held = False
+        self._asked = False
         self._writing = False  # it has a place among the hand-overs of the prefill instance
         self._sent = False  # the prompt went to the prefill instance, which may have taken it
         self._computing: asyncio.Task[None] | None = None
@@ -141,6 +143,7 @@ class Attempt:
             fleet, self._flight, self._view, choice.pool.name, choice.node, choice.prefill, self._predicted, clock()
         )
         ended = complete = False
+        failed: BaseException | None = None
         try:
             if choice.prefill is not None and choice.pool.client.order_of(self._leg) is LegOrder.TOGETHER:
                 await self._both(sink)
@@ -157,10 +160,13 @@ class Attempt:
             if choice.prefill is not None:
                 fleet.pair(choice.prefill.name, choice.node.name).success()
         except BaseException as error:
+            failed = error
             self._blame(error)
             raise
         finally:
             self._stay.end(complete, clock())
+            if not sink.started:
+                self._leave(failed)
             self._leave_handovers()
             if not ended:
                 self._drop()
@@ -334,6 +340,7 @@ class Attempt:
     async def _decode(self, sink: Sink, call: Call) -> bool:
         pool, node, context = self._choice.pool, self._choice.node, self._context
         wait_s = context.plan.config.router.first_byte_timeout_s
+        self._asked = True
         if self._held:
             wait_s = self._leg.budget_s + context.plan.config.router.idle_timeout_s
         refused = pool.client.refused
@@ -383,6 +390,16 @@ class Attempt:
         if at is node and self._sent and isinstance(error, _SILENT) and self._choice.pool.client.fence_s:
             node.breaker.fence(now, self._choice.pool.client.fence_s)
         self._context.fleet.changed()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Note the KV that prefill keeps for a decode leg that will not fetch it."""
+        client, instance, at = self._choice.pool.client, self._choice.prefill, self._answered_at
+        if instance is None or at is None or client.lease_s is None:
+            return
+        waited = self._context.clock() - at
+        if stays(client, client.order_of(self._leg), error, asked=self._asked, waited_s=waited):
+            self._context.leftovers.add(instance.name, at + client.lease_s)
+            self._context.metrics.left_to_lease.labels(instance.name).inc()
 
     def _drop(self) -> asyncio.Task[None] | None:
         """Tell the node to forget this attempt, in the background."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pdhub.router.flight import Flight
 from pdhub.router.gate import Gate
 from pdhub.router.generation import Generation
 from pdhub.router.janitor import Janitor
+from pdhub.router.leftovers import Leftovers
 from pdhub.router.lines import Lines
 from pdhub.router.presentation import TextDecoder
 from pdhub.router.rulebook import Rulebook
@@ -76,6 +78,7 @@ class Context:
     generation: Generation = field(default_factory=Generation)
     decisions: DecisionLog = field(default_factory=DecisionLog)
     caches: Caches = field(default_factory=Caches)
+    leftovers: Leftovers = field(default_factory=lambda: Leftovers(time.monotonic))
     requests: OpenRequests = field(default_factory=OpenRequests)
     draining: bool = False
     rng: random.Random = field(default_factory=random.Random)

@@ -29,6 +29,7 @@ from pdhub.router.fleet import Fleet, Pool
 from pdhub.router.gate import Gate
 from pdhub.router.generation import Generation, load_generation
 from pdhub.router.janitor import Janitor
+from pdhub.router.leftovers import Leftovers
 from pdhub.router.lines import Lines, ahead_of
 from pdhub.router.paircheck import PairChecker
 from pdhub.router.presentation import load_text_decoder
@@ -75,7 +76,7 @@ class RouterServer:
             load_stale_s=STALE_PROBES * config.router.probe_interval_s + config.router.probe_timeout_s,
             waiting=gate.waiting,
         )
-        caches = Caches()
+        caches, leftovers = Caches(), Leftovers(clock)
         metrics = RouterMetrics(
             lambda: [(e.name, e.in_flight, e.usable(clock())) for e in fleet.endpoints()],
             gate.waiting,
@@ -84,6 +85,7 @@ class RouterServer:
             self._live,
             lambda: [(p, n, not found.held) for (p, n), found in fleet.pairs.found.items()],
             caches.blocks,
+            leftovers.held,
         )
         caller = Caller(self._upstream, config.router, clock)
         tokenizer = self._tokenizer(fleet)
@@ -102,6 +104,7 @@ class RouterServer:
             clock=clock,
             decisions=_decisions(config.router),
             caches=caches,
+            leftovers=leftovers,
         )
         self.reloader = Reloader(self.context, reload, plan.path, config.router.reload_interval_s)
         self._told: dict[str, tuple[bool, Mapping[str, Any]]] = {}
@@ -120,7 +123,8 @@ class RouterServer:
         return self._http.url
 
     async def start(self) -> None:
-        """Bind and serve. Raises ConfigError if the port is taken, or a package is missing. ``/ready`` says when nodes are there."""
+        """Bind and serve. ``/ready`` says when nodes are there. Raises ConfigError if the port is taken or a package is
+        missing."""
         await self._upstream.start()
         if self.plan.registry.has_observers:
             self.context.observer = Observer(self.plan.registry.request_finished)

@@ -63,6 +63,7 @@ class RouterMetrics:
         predictions: now: how good they were, by (pool, metric). rules: now: what is live.
         pairs: now: (prefill instance, node, whether requests may take that path).
         caches: now: (endpoint that tells it, blocks known to be in its prefix cache).
+        leftovers: now: (prefill instance, hand-overs whose KV waits for the end of its lease, seconds until the last).
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RouterMetrics:
         rules: Callable[[], LiveRules],
         pairs: Callable[[], Iterable[tuple[str, str, bool]]] = lambda: (),
         caches: Callable[[], Iterable[tuple[str, int]]] = lambda: (),
+        leftovers: Callable[[], Iterable[tuple[str, int, float]]] = lambda: (),
     ) -> None:
         self.registry = CollectorRegistry()
         self._endpoints = endpoints
@@ -83,6 +85,7 @@ class RouterMetrics:
         self._rules = rules
         self._pairs = pairs
         self._caches = caches
+        self._leftovers = leftovers
         r = self.registry
         self.requests = Counter(
             "pdhub_router_requests_total", "Requests that ended.", ["pool", "outcome", "code"], registry=r
@@ -128,6 +131,12 @@ class RouterMetrics:
         )
         self.prefill_failures = Counter(
             "pdhub_router_prefill_failures_total", "Failed prefill legs.", ["prefill"], registry=r
+        )
+        self.left_to_lease = Counter(
+            "pdhub_router_left_to_lease_total",
+            "Hand-overs that nobody fetched, whose KV only the end of its lease frees.",
+            ["prefill"],
+            registry=r,
         )
         self.pair_checks = Counter(
             "pdhub_router_pair_checks_total", "Self-checks of pairs: good, bad or unknown.", ["result"], registry=r
@@ -180,10 +189,23 @@ class RouterMetrics:
         )
         for name, blocks in self._caches():
             caches.add_metric([name], blocks)
+        left = GaugeMetricFamily(
+            "pdhub_router_leased_handovers",
+            "Hand-overs that nobody fetched, whose KV is still there.",
+            labels=["prefill"],
+        )
+        freed = GaugeMetricFamily(
+            "pdhub_router_leased_seconds",
+            "Until the last of them is freed by the end of its lease.",
+            labels=["prefill"],
+        )
+        for name, count, seconds in self._leftovers():
+            left.add_metric([name], count)
+            freed.add_metric([name], seconds)
         waiting = GaugeMetricFamily("pdhub_router_waiting", "Requests in the queue.", labels=["pool"])
         for pool, count in self._waiting().items():
             waiting.add_metric([pool], count)
-        return [in_flight, usable, pairs, caches, waiting, *self._turns(), *self._calibration(), *self._live()]
+        return [in_flight, usable, pairs, caches, left, freed, waiting, *self._turns(), *self._calibration(), *self._live()]
 
     def _turns(self) -> Iterable[Metric]:
         """The line in front of each prefill instance."""

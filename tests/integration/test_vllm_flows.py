@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+from aiohttp import web
 from vllm_fakes import answer_of, ids_of, world
 
 from pdhub.router.fleet import fits
@@ -247,8 +248,6 @@ async def test_decode_that_refuses_ends_the_prefill_leg(handoff):
     async with world(handoff, options={"engine_id": "e"}, engine_id="e", router={"retries": 0}) as w:
 
         async def refuse(request):
-            from aiohttp import web
-
             return web.json_response({"error": {"message": "queue full", "code": 503}}, status=503)
 
         w.decode.script = refuse
@@ -329,3 +328,38 @@ async def test_push_after_a_restart_learns_again():
             await asyncio.sleep(0.02)
         assert json.loads(body)["choices"][0]["text"] == answer_of(b"b", 4)
         assert w.prefill.engine_id() == prefill.learned["rank0"]["remote_engine_id"]
+
+
+async def leased(w):
+    """Hand-overs left to their lease so far, those still there, seconds until the last is freed."""
+    return [
+        await w.running.metric(f"pdhub_router_{name}")
+        for name in ("left_to_lease_total", "leased_handovers", "leased_seconds")
+    ]
+
+
+async def test_kv_that_no_decode_node_fetches_is_counted_until_its_lease_ends():
+    async with world("nixl", router={"retries": 0}) as w:
+        await w.ask(prompt="x", max_tokens=4)
+        assert await leased(w) == [0, 0, 0]
+        await w.decode.close()
+        status, _, _ = await w.ask(prompt="x", max_tokens=4)
+        assert status == 502
+        count, still, seconds = await leased(w)
+        assert (count, still) == (1, 1)
+        assert 25 < seconds <= 30
+        leftovers = w.running.router.context.leftovers
+        leftovers._clock = lambda: time.monotonic() + 31
+        assert await leased(w) == [1, 0, 0]
+
+
+async def test_kv_that_decode_lets_go_of_is_not_counted():
+    async with world("nixl", router={"retries": 0}) as w:
+
+        async def refuse(request):
+            return web.json_response({"error": {"message": "no", "type": "BadRequestError", "code": 400}}, status=400)
+
+        w.decode.script = refuse
+        status, _, _ = await w.ask(prompt="x", max_tokens=4)
+        assert status == 400
+        assert await leased(w) == [0, 0, 0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pdhub.api.client import Base, Bind, Call, EngineClient, Leg, LegOrder, Reply, Target
+from pdhub.api.client import Base, Bind, Call, EngineClient, Freed, Leg, LegOrder, Reply, Target
 from pdhub.api.engine import Capabilities, EngineLoad
 from pdhub.api.errors import EngineFailed
 from pdhub.api.request import Feature
@@ -36,6 +36,7 @@ class NodeClient(EngineClient):
     """
 
     order = LegOrder.PREFILL_FIRST
+    freed = Freed.CANCEL
     bind = Bind.EARLY
     speaks_tokens = True
 
