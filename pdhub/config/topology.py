@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pdhub.api.operate import NodeSpec, Operate, Topology
 from pdhub.config.models import NodeConfig
@@ -13,6 +13,9 @@ from pdhub.config.settings import secret
 
 if TYPE_CHECKING:
     from pdhub.config.build import Plan
+
+BLOCK_TOKENS: Final = 16
+"""Of KV on the wire, for engines that have no option of this name."""
 
 
 def reachable(host: str, port: int, scheme: str = "http") -> str:
@@ -74,12 +77,38 @@ def operate_of(plan: Plan, node: NodeSpec) -> Operate | None:
 def _children(plan: Plan, prefill: NodeSpec, bare: Topology) -> tuple[Mapping[str, Any], ...]:
     found: list[Mapping[str, Any]] = []
     for node in bare.nodes:
-        if node.pool not in prefill.serves or (operate := operate_of(plan, node)) is None:
+        if node.pool is None or node.pool not in prefill.serves:
             continue
-        child = operate.prefill_child(node, bare)
+        child = _child(plan, node, node.pool, bare)
         if child is not None and child not in found:
             found.append(child)
     return tuple(found)
+
+
+def _child(plan: Plan, node: NodeSpec, pool: str, bare: Topology) -> Mapping[str, Any] | None:
+    if plan.pools[pool].spec.client is None:
+        return connector(plan, pool)
+    operate = operate_of(plan, node)
+    return operate.prefill_child(node, bare) if operate is not None else None
+
+
+def connector(plan: Plan, pool: str) -> Mapping[str, Any]:
+    """The child that a vLLM prefill instance needs for a pool of `pdhub node`: pdhub's own connector."""
+    handoff = plan.config.handoff
+    extra = {
+        "transport": plan.transport.spec.name,
+        "transport_config": plan.transport.config.model_dump(mode="json", exclude_unset=True),
+        "block_tokens": getattr(plan.pools[pool].config, "block_tokens", BLOCK_TOKENS),
+        "staging_bytes": handoff.staging_bytes,
+        "verify": handoff.verify,
+        "connect_timeout_s": plan.config.router.connect_timeout_s,
+    }
+    return {
+        "kv_connector": "PDHubConnector",
+        "kv_connector_module_path": "pdhub.connector.vllm",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": extra,
+    }
 
 
 def _spec(node: NodeConfig, role: str, pool: str | None, engine: str, config: Any, secrets: bool) -> NodeSpec:

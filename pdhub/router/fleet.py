@@ -17,6 +17,7 @@ from pdhub.core.turns import Backlog
 from pdhub.router.breaker import Breaker, BreakerState
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import no_endpoints
+from pdhub.router.handed import told_by
 from pdhub.router.pairs import Pairs
 from pdhub.router.picture import Picture
 
@@ -192,7 +193,7 @@ def fits(prefill: Endpoint, accepts: frozenset[str]) -> bool:
 
 def prefill_info(endpoint: Endpoint) -> PrefillInfo:
     """Typed reading of a prefill instance's last probe; members that it lacks are unknown."""
-    info = endpoint.info
+    info = told_by(endpoint.info)
     raw = info.get("capabilities")
     capabilities = None
     if isinstance(raw, Mapping):

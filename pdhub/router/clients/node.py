@@ -13,6 +13,7 @@ from pdhub.api.errors import EngineFailed
 from pdhub.api.request import Feature
 from pdhub.router.clients.frames import NodeFrames
 from pdhub.router.features import logprobs_of
+from pdhub.router.handed import told_by
 from pdhub.router.openai import CHAT_PATH
 from pdhub.router.sampling import members_of
 from pdhub.wire.http import (
@@ -62,7 +63,7 @@ class NodeClient(EngineClient):
             request_id=leg.request_id,
             tokens=leg.request.prompt_tokens,
             max_tokens=leg.request.max_tokens or 0,
-            fingerprint=str(leg.prefill.info.get("fingerprint", "")),
+            fingerprint=str(told_by(leg.prefill.info).get("fingerprint", "")),
             ttl_s=self._claim_ttl_s,
         )
         return Call("POST", "/claim", set=msgspec.to_builtins(body))
@@ -78,10 +79,13 @@ class NodeClient(EngineClient):
             budget_s=leg.budget_s,
             min_tokens=leg.body.get("min_tokens") or 0,
             stop_token_ids=leg.body.get("stop_token_ids") or [],
+            capacity_tokens=claim.capacity_tokens,
+            prompt_limit=claim.prompt_limit,
+            context=self.capabilities(leg.decode.info).max_context if claim.prompt_limit else 0,
         )
         members: dict[str, Any] = {
             **members_of(leg.sampling),
-            "model": leg.request.model,
+            **_served(leg),
             "return_token_ids": True,
             "kv_transfer_params": {HANDOFF_KEY: msgspec.to_builtins(params)},
         }
@@ -129,6 +133,18 @@ class NodeClient(EngineClient):
 
     def frames(self) -> NodeFrames:
         return NodeFrames()
+
+
+def _served(leg: Leg) -> dict[str, Any]:
+    """What a vLLM server must be told, because its connector reads no more than where the KV goes."""
+    assert leg.prefill is not None
+    members: dict[str, Any] = {"model": leg.prefill.config.get("model") or leg.request.model}
+    if leg.body.get("min_tokens"):
+        members |= {"min_tokens": 1, "stop_token_ids": leg.body.get("stop_token_ids") or []}
+    if leg.body.get("tools") and HANDOFF_KEY in leg.prefill.info:
+        # renders the same prompt; anything else is an error on a server without automatic tool choice
+        members["tool_choice"] = "none"
+    return members
 
 
 def _sampling(leg: Leg) -> SamplingBody:

@@ -24,6 +24,7 @@ from pdhub.api import (
 )
 from pdhub_vllm.abilities import UNKNOWN_CONTEXT, declared
 from pdhub_vllm.config import Handoff, VLLMConfig
+from pdhub_vllm.connector import ask, written
 from pdhub_vllm.metrics import read_load, read_orca, read_server_load
 
 
@@ -35,6 +36,13 @@ class VLLMClient(EngineClient):
 
     def probe(self, node: Target) -> Call:
         return Call("GET", "/v1/models")
+
+    def details(self, node: Target) -> Mapping[str, Call]:
+        port = self._config.connector_port
+        return ask(node, port) if port is not None and node.role == "prefill" else {}
+
+    def writes(self, instance: Target) -> frozenset[str]:
+        return written(instance.info)
 
     def capabilities(self, info: Mapping[str, Any]) -> Capabilities:
         ours = [card for card in _cards(info) if self._config.model in (None, card.get("id"))]
@@ -114,11 +122,13 @@ def client_of(config: VLLMConfig) -> EngineClient:
     """The client of a hand-over."""
     from pdhub_vllm.client_mooncake import MooncakeClient
     from pdhub_vllm.client_nixl import PullClient, PushClient
+    from pdhub_vllm.client_pdhub import PDHubClient
 
     clients: Mapping[Handoff, type[VLLMClient]] = {
         Handoff.NIXL: PullClient,
         Handoff.NIXL_PUSH: PushClient,
         Handoff.MOONCAKE: MooncakeClient,
+        Handoff.PDHUB: PDHubClient,
         Handoff.NONE: AggregatedClient,
     }
     return clients[config.handoff](config)

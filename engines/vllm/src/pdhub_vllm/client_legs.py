@@ -30,7 +30,7 @@ class SplitClient(VLLMClient):
         return frozenset({f"vllm:{self.handoff}"})
 
     def writes(self, instance: Target) -> frozenset[str]:
-        return self.accepts({})
+        return self.accepts({}) | super().writes(instance)
 
     def prefill(self, leg: Leg) -> Call:
         _one_sequence(leg)

@@ -27,7 +27,7 @@ class MooncakeClient(SplitClient):
     def details(self, node: Target) -> Mapping[str, Call]:
         if node.role != "prefill":
             return {}
-        return {"bootstrap": Call("GET", "/query", origin=bootstrap_of(node))}
+        return {**super().details(node), "bootstrap": Call("GET", "/query", origin=bootstrap_of(node))}
 
     def capabilities(self, info: Mapping[str, Any]) -> Capabilities:
         known = super().capabilities(info)

@@ -12,11 +12,13 @@ from pdhub_vllm.operate_config import ServeConfig
 
 class Handoff(StrEnum):
     """How KV moves from prefill to decode. ``NIXL``: decode pulls. ``NIXL_PUSH``: prefill pushes, both legs at once.
-    ``MOONCAKE``: as push, with a bootstrap server. ``NONE``: no disaggregation."""
+    ``MOONCAKE``: as push, with a bootstrap server. ``PDHUB``: prefill streams to nodes of `pdhub node`, and to no vLLM.
+    ``NONE``: no disaggregation."""
 
     NIXL = "nixl"
     NIXL_PUSH = "nixl_push"
     MOONCAKE = "mooncake"
+    PDHUB = "pdhub"
     NONE = "none"
 
 
@@ -43,7 +45,11 @@ class VLLMConfig(PluginConfig):
     prefill instance's connector listens; pools do not read them.
     """
 
-    handoff: Handoff = Field(Handoff.NIXL, description="`nixl` (pull), `nixl_push`, `mooncake`, or `none`: aggregated.")
+    handoff: Handoff = Field(
+        Handoff.NIXL,
+        description="`nixl` (pull), `nixl_push`, `mooncake`, `pdhub` (an instance that prefills only for nodes of "
+        "`pdhub node`), or `none`: aggregated.",
+    )
     model: str | None = Field(None, description="`--served-model-name`; default is the served model's name.")
     slots: int = Field(256, ge=1, description="Requests sent to one node at once; more wait in the router's queue.")
     max_context: int | None = Field(
@@ -102,4 +108,17 @@ class VLLMConfig(PluginConfig):
         pattern=r"^http://[^/?#@]+$",
         description="Mooncake: an external bootstrap server, `http://host:port`; default is the instance's own.",
     )
+    pdhub_port: int | None = Field(
+        None,
+        ge=1,
+        le=65_535,
+        description="Where pdhub's connector in a prefill instance tells routers its KV layout; rank N of data "
+        "parallelism adds N. Default 5580 with `handoff: pdhub`; an instance that serves nodes of `pdhub node` beside "
+        "vLLM's own hand-over names one.",
+    )
     serve: ServeConfig = Field(default_factory=ServeConfig, description="How `pdhub up` starts the servers.")
+
+    @property
+    def connector_port(self) -> int | None:
+        """Of pdhub's connector in a prefill instance; None = it has none."""
+        return self.pdhub_port or (5580 if self.handoff is Handoff.PDHUB else None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pdhub.api import Finding, NodeSpec, Severity, Topology
 from pdhub_vllm.config import Handoff, VLLMConfig
+from pdhub_vllm.connector import is_ours
 from pdhub_vllm.operate_ports import ENGINE, config_of, machine, ours, side_channels
 from pdhub_vllm.operate_transfer import CONNECTORS, HANDOFF, lease_of
 
@@ -19,6 +20,9 @@ def refusals(topology: Topology) -> Iterator[Finding]:
             yield _error(f"kv_events of '{node.name}'", f"'{unknown}' is none of the configuration", fix)
         if node.role == "prefill":
             yield from _instance(node, config)
+        elif config.handoff is Handoff.PDHUB:
+            fix = "give the pool another engine, such as `transformers`, or another `handoff`"
+            yield _error(f"pool '{node.pool}'", "vLLM's servers take no KV from pdhub's connector", fix)
         elif config.handoff is not Handoff.NONE:
             yield from _pool_node(node, config, topology)
     yield from _ports(topology)
@@ -41,6 +45,18 @@ def _instance(node: NodeSpec, config: VLLMConfig) -> Iterator[Finding]:
         yield _error(
             f"prefill '{node.name}'", f"its handoff is {config.handoff}, that of its pools is {wanted[0]}", fix
         )
+    yield from _pdhub(node, config)
+
+
+def _pdhub(node: NodeSpec, config: VLLMConfig) -> Iterator[Finding]:
+    """Pools of `pdhub node` that this instance serves."""
+    ours = [child for child in node.children if is_ours(child)]
+    if len(ours) > 1:
+        fix = "give their engines the same `block_tokens`, or give each its own prefill instance"
+        yield _error(f"prefill '{node.name}'", "its pools want KV in blocks of different sizes", fix)
+    if ours and config.connector_port is None:
+        fix = "set `handoff: pdhub` of the instance, or its `pdhub_port` if it serves vLLM's pools too"
+        yield _error(f"prefill '{node.name}'", "it serves nodes of `pdhub node` and names no port for them", fix)
 
 
 def _pool_node(node: NodeSpec, config: VLLMConfig, topology: Topology) -> Iterator[Finding]:
@@ -66,8 +82,10 @@ def _ports(topology: Topology) -> Iterator[Finding]:
         wanted = {"bootstrap_port": config.bootstrap_port} if config.handoff is Handoff.MOONCAKE else {}
         if node.name in channels:
             wanted = {"side_channel_port": channels[node.name]}
+        if config.connector_port is not None:
+            wanted["pdhub_port"] = config.connector_port
         for option, first in wanted.items():
-            for port in range(first, first + (config.data_parallel if option == "side_channel_port" else 1)):
+            for port in range(first, first + (1 if option == "bootstrap_port" else config.data_parallel)):
                 other = seen.setdefault((machine(node), port), node.name)
                 if other != node.name:
                     message = f"port {port} of {machine(node)} is also that of '{other}'"

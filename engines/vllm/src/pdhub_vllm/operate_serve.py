@@ -72,7 +72,7 @@ def _argv(node: NodeSpec, config: VLLMConfig, topology: Topology) -> list[str]:
         argv += ["--enable-server-load-tracking"]
     if (events := config.kv_events.get(node.name)) is not None:
         argv += ["--kv-events-config", json.dumps(_publisher(events))]
-    transfer = producer(config, node.children) if node.role == "prefill" else consumer(config)
+    transfer = producer(node, config) if node.role == "prefill" else consumer(config)
     if transfer is not None:
         argv += ["--kv-transfer-config", json.dumps(transfer)]
     return [*argv, *config.serve.args]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from pdhub.api import NodeSpec
 from pdhub_vllm.config import Handoff, VLLMConfig
+from pdhub_vllm.connector import child_of, is_ours
 
 CONNECTORS: Final[Mapping[Handoff, str]] = MappingProxyType(
     {
@@ -17,7 +19,7 @@ CONNECTORS: Final[Mapping[Handoff, str]] = MappingProxyType(
 )
 
 LEASE_S: Final[Mapping[Handoff, float]] = MappingProxyType(
-    {Handoff.NIXL: 30.0, Handoff.NIXL_PUSH: 30.0, Handoff.MOONCAKE: 45.0, Handoff.NONE: 0.0}
+    {Handoff.NIXL: 30.0, Handoff.NIXL_PUSH: 30.0, Handoff.MOONCAKE: 45.0, Handoff.PDHUB: 0.0, Handoff.NONE: 0.0}
 )
 """What pdhub sets where `lease_s` is not given. Mooncake's own default, 480 s, is how long a prompt's KV stays in the
 cache after a decode node died; but it also ends a decode leg whose prefill takes longer."""
@@ -56,12 +58,9 @@ def own(config: VLLMConfig, role: str) -> dict[str, Any]:
     return out
 
 
-def producer(config: VLLMConfig, children: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Of a prefill instance; None if no pool asks anything of it.
-
-    Args:
-        children: what the pools that it serves declare.
-    """
+def producer(node: NodeSpec, config: VLLMConfig) -> dict[str, Any] | None:
+    """Of a prefill instance; None if no pool asks anything of it. ``node.children`` are what its pools declare."""
+    children = [child_of(child, node, config) if is_ours(child) else child for child in node.children]
     found = [own(config, "kv_producer")] if any(HANDOFF in child for child in children) else []
     found += [{"kv_role": "kv_producer", **child} for child in children if HANDOFF not in child]
     if not found:
