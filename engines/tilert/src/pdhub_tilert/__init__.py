@@ -1,0 +1,1 @@
+"""TileRT for pdhub."""
