@@ -20,7 +20,7 @@ def test_a_landing_round_trips(tokens):
     source, target = filled(tokens), Row(GEOMETRY, 20)
     landing = bytearray(GEOMETRY.layout("m").landing_bytes(tokens))
     source.store(memoryview(landing), 0, tokens)
-    target.load(memoryview(landing), tokens)
+    target.load([memoryview(landing)], tokens, GEOMETRY.layout("m"))
     assert torch.equal(target.kv[..., :tokens, :], source.kv[..., :tokens, :])
 
 
@@ -43,7 +43,7 @@ def test_the_tail_of_a_partly_filled_block_is_zero():
     landing = bytearray(b"\xff" * GEOMETRY.layout("m").landing_bytes(6))
     source.store(memoryview(landing), 0, 6)
     target = Row(GEOMETRY, 8)
-    target.load(memoryview(landing), 8)
+    target.load([memoryview(landing)], 8, GEOMETRY.layout("m"))
     assert torch.count_nonzero(target.kv[..., 6:, :]) == 0
 
 
@@ -56,3 +56,20 @@ def test_chunks_are_parts_of_the_whole():
         filled(10).store(memoryview(part), start, stop)
         parts += part
     assert parts == whole
+
+
+@pytest.mark.parametrize("tokens", [3, 4, 9])
+def test_landings_of_shards_are_joined_by_heads(tokens):
+    source, target = filled(tokens), Row(GEOMETRY, 20)
+    whole, cut = GEOMETRY.accepts("m")
+    assert (whole.shards, cut.shards) == (1, 2)
+    assert whole == GEOMETRY.layout("m")
+    shards = []
+    one_head = Geometry(layers=3, heads=1, dim=4, dtype=torch.float32, device=torch.device("cpu"), block_tokens=4)
+    for head in range(2):
+        part = Row(one_head, tokens)
+        part.kv.copy_(source.kv[:, :, :, head : head + 1])
+        shards.append(bytearray(cut.landing_bytes(tokens)))
+        part.store(memoryview(shards[-1]), 0, tokens)
+    target.load([memoryview(shard) for shard in shards], tokens, cut)
+    assert torch.equal(target.kv[..., :tokens, :], source.kv[..., :tokens, :])

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from pdhub_transformers.rows import Row
+from pdhub_transformers.rows import Storage
 
 NAME = "pdhub_rows"
 
@@ -27,7 +27,7 @@ NAME = "pdhub_rows"
 class Feed:
     """Tokens of one request in a step: they stand at ``start`` and following positions of ``row``."""
 
-    row: Row
+    row: Storage
     start: int
     tokens: Sequence[int]
 

@@ -18,7 +18,9 @@ from pdhub_transformers.abilities import DEFAULT_CONTEXT
 from pdhub_transformers.attention import NAME, Feed, RowCache
 from pdhub_transformers.config import TransformersConfig
 from pdhub_transformers.exact import make_exact
-from pdhub_transformers.rows import Geometry, Row
+from pdhub_transformers.latent import NAME as LATENT
+from pdhub_transformers.latent import LatentCache, LatentGeometry
+from pdhub_transformers.rows import Geometry
 from pdhub_transformers.source import model_directory
 
 _log = logging.getLogger("pdhub.transformers")
@@ -33,23 +35,26 @@ class LoadedModel:
 
     Args:
         model: the Transformers model, in evaluation mode.
-        geometry, layout: of its KV cache.
+        geometry, layout: of its KV cache. accepts: further layouts that rows can be loaded from.
         max_context: tokens of prompt plus output.
         vocabulary: number of token ids.
         eos_token_ids: ids that end a sequence, from the generation config or the config.
         sampling_defaults: from the generation config.
+        cache: made for each forward pass.
         together: several rows may share a forward pass.
     """
 
     model: torch.nn.Module
     directory: Path
-    geometry: Geometry
+    geometry: Geometry | LatentGeometry
     layout: KVLayout
+    accepts: tuple[KVLayout, ...]
     max_context: int
     vocabulary: int
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float | int]
     forward: Callable[..., Any]
+    cache: Callable[..., Any] = RowCache
     together: bool = True
 
     def decode(self, feeds: Sequence[Feed]) -> Tensor:
@@ -62,13 +67,13 @@ class LoadedModel:
         ids = [token for feed in feeds for token in feed.tokens]
         positions = [feed.start + i for feed in feeds for i in range(len(feed.tokens))]
         both = torch.tensor([ids, positions], device=self.geometry.device).unsqueeze(-1)
-        return self.forward(both[0], both[1], RowCache(feeds))[:, -1]
+        return self.forward(both[0], both[1], self.cache(feeds))[:, -1]
 
     def chunk(self, feed: Feed) -> Tensor:
         """One prefill chunk: logits ``[vocabulary]`` of its last token."""
         ids = torch.tensor([feed.tokens], device=self.geometry.device)
         positions = torch.arange(feed.start, feed.start + len(feed.tokens), device=self.geometry.device)
-        return self.forward(ids, positions.unsqueeze(0), RowCache([feed], chunk=True))[0, -1]
+        return self.forward(ids, positions.unsqueeze(0), self.cache([feed], chunk=True))[0, -1]
 
 
 def load_model(config: TransformersConfig, context: EngineContext, *, exact_rows: int = 0) -> LoadedModel:
@@ -97,43 +102,67 @@ def load_model(config: TransformersConfig, context: EngineContext, *, exact_rows
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load the model at {directory}: {error}", where="model.path") from error
     model = model.eval().requires_grad_(False).to(config.device)
-    _check_attention(model.config, directory)
+    _check_attention(model, directory)
 
     limit = int(model.config.max_position_embeddings)
     if config.max_context is not None and config.max_context > limit:
         raise ConfigError(
             f"max_context {config.max_context} is more than the model's {limit}", where="engine.config.max_context"
         )
-    heads = model.config.num_attention_heads
-    geometry = Geometry(
-        layers=model.config.num_hidden_layers,
-        heads=getattr(model.config, "num_key_value_heads", None) or heads,
-        dim=getattr(model.config, "head_dim", None) or model.config.hidden_size // heads,
-        dtype=dtype,
-        device=torch.device(config.device),
-        block_tokens=config.block_tokens,
-    )
+    geometry = _geometry(model, config, raw)
     loaded = LoadedModel(
         model=model,
         directory=directory,
         geometry=geometry,
         layout=geometry.layout(model_identity(raw)),
+        accepts=geometry.accepts(model_identity(raw)),
         max_context=config.max_context or min(limit, DEFAULT_CONTEXT),
         vocabulary=int(model.config.vocab_size),
         eos_token_ids=_eos(model),
         sampling_defaults=_defaults(directory),
         forward=_forward(model),
+        cache=RowCache if isinstance(geometry, Geometry) else LatentCache,
+        together=isinstance(geometry, Geometry),
     )
     with torch.inference_mode():
         return _prepare(loaded, exact_rows)
 
 
-def _check_attention(config: Any, directory: Path) -> None:
+def _geometry(model: Any, config: TransformersConfig, raw: Mapping[str, Any]) -> Geometry | LatentGeometry:
+    own = model.config
+    common = {
+        "layers": own.num_hidden_layers,
+        "dtype": getattr(torch, config.dtype),
+        "device": torch.device(config.device),
+        "block_tokens": config.block_tokens,
+    }
+    if getattr(own, "kv_lora_rank", None):
+        return LatentGeometry(
+            rank=own.kv_lora_rank,
+            rotary=own.qk_rope_head_dim,
+            drafts=int(raw.get("num_nextn_predict_layers") or 0),
+            **common,
+        )
+    heads = own.num_attention_heads
+    return Geometry(
+        heads=getattr(own, "num_key_value_heads", None) or heads,
+        dim=getattr(own, "head_dim", None) or own.hidden_size // heads,
+        **common,
+    )
+
+
+def _check_attention(model: Any, directory: Path) -> None:
+    config = model.config
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    latent = getattr(config, "kv_lora_rank", None)
     problem = None
-    if kinds - {"full_attention"} or (window and not kinds):
+    if latent and (getattr(config, "index_topk", None) or not getattr(config, "rope_interleave", True)):
+        problem = "sparse attention, or latent attention with another order of rotary pairs"
+    elif latent and not any(hasattr(module, "expand_kv") for module in model.modules()):
+        problem = "latent attention whose cache is not latent in this release of transformers (5.24 does)"
+    elif kinds - {"full_attention"} or (window and not kinds):
         problem = "sliding-window or other layers without a plain attention cache"
     elif not hasattr(config, "num_attention_heads") or not hasattr(config, "max_position_embeddings"):
         problem = "an architecture without plain attention layers"
@@ -161,8 +190,8 @@ def _prepare(loaded: LoadedModel, exact_rows: int) -> LoadedModel:
     model, size = loaded.model, min(6, loaded.max_context - 1)
     ids = [i % loaded.vocabulary for i in range(3, 4 + size)]
     want = model(input_ids=torch.tensor([ids], device=loaded.geometry.device), use_cache=False).logits[0, -1].float()
-    model.config._attn_implementation = NAME
-    row = Row(loaded.geometry, size + 1 + exact_rows)
+    model.config._attn_implementation = NAME if loaded.together else LATENT
+    row = loaded.geometry.row(size + 1 + exact_rows)
     last = Feed(row, size, ids[-1:])
     try:
         if size:
@@ -175,7 +204,7 @@ def _prepare(loaded: LoadedModel, exact_rows: int) -> LoadedModel:
         raise ConfigError(
             f"{type(model).__name__} computes something else than plain attention over its cache", where="model.path"
         )
-    if exact_rows < 2:
+    if exact_rows < 2 or not loaded.together:
         return loaded
     make_exact(model, exact_rows)
     several = Feed(row, size, [i % loaded.vocabulary for i in range(exact_rows)])

@@ -29,7 +29,7 @@ from pdhub_transformers.attention import Feed
 from pdhub_transformers.config import TransformersConfig
 from pdhub_transformers.model import LoadedModel, load_model
 from pdhub_transformers.prompt import PromptRenderer
-from pdhub_transformers.rows import Row
+from pdhub_transformers.rows import Storage
 from pdhub_transformers.sampling import Sampler, validate
 
 
@@ -69,7 +69,7 @@ class TransformersPrefill(PrefillEngine):
         model = self._running()
         sampler = self._sampler(model, request)
         prompt, step = request.prompt_token_ids, self._config.chunk_tokens
-        row = Row(model.geometry, len(prompt))
+        row = model.geometry.row(len(prompt))
         loop = asyncio.get_running_loop()
 
         def compute(start: int) -> asyncio.Future[torch.Tensor]:
@@ -136,7 +136,7 @@ def _compute(model: LoadedModel, feed: Feed) -> torch.Tensor:
         return model.chunk(feed).cpu()
 
 
-def _store(row: Row, start: int, stop: int, region: Region) -> None:
+def _store(row: Storage, start: int, stop: int, region: Region) -> None:
     if region.view is None:
         raise EngineFailed("this engine writes KV into host memory only")
     with torch.inference_mode():

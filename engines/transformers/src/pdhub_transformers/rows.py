@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,6 +44,35 @@ class Geometry:
         )
         return KVLayout(model=model, version=1, shards=1, groups=(group,))
 
+    def accepts(self, model: str) -> tuple[KVLayout, ...]:
+        """Layouts that a row can be loaded from, best first: whole, or cut by heads as tensor parallelism does."""
+        own = self.layout(model)
+        (group,) = own.groups
+        found = []
+        for shards in (n for n in range(1, self.heads + 1) if self.heads % n == 0):
+            axes = ("kv:2", f"head:{self.heads // shards}", *group.axes[2:])
+            cut = replace(group, block_bytes=group.block_bytes // shards, axes=axes)
+            found.append(replace(own, shards=shards, groups=(cut,)))
+        return tuple(found)
+
+    def row(self, tokens: int) -> Row:
+        """Storage for one request."""
+        return Row(self, tokens)
+
+
+class Storage(Protocol):
+    """KV of one request, whatever the model keeps of it."""
+
+    kv: Tensor
+
+    def load(self, views: Sequence[memoryview], tokens: int, layout: KVLayout) -> None:
+        """Copy the first ``tokens`` tokens out of a landing's bytes, one view a shard. ``layout``: one that the
+        geometry accepts."""
+
+    def store(self, view: memoryview, start: int, stop: int) -> None:
+        """Copy the blocks of tokens ``start`` (on a block border) to ``stop`` to the front of ``view``; the rest of
+        the last block becomes zero."""
+
 
 class Row:
     """Keys and values of one request: ``[layer, kv, 1, head, token, dim]``, whole blocks long.
@@ -61,14 +92,14 @@ class Row:
         part = self.kv[:, :, 0, :, start : start + count * g.block_tokens]
         return part.view(g.layers, 2, g.heads, count, g.block_tokens, g.dim).permute(3, 0, 1, 2, 4, 5)
 
-    def load(self, view: memoryview, tokens: int) -> None:
-        """Copy the first ``tokens`` tokens out of a landing's bytes."""
+    def load(self, views: Sequence[memoryview], tokens: int, layout: KVLayout) -> None:
+        """See :class:`Storage`."""
         blocks = self._blocks(0, -(-tokens // self.geometry.block_tokens))
-        blocks.copy_(_flat(view, blocks))
+        for view, part in zip(views, blocks.chunk(layout.shards, dim=3), strict=True):
+            part.copy_(_flat(view, part))
 
     def store(self, view: memoryview, start: int, stop: int) -> None:
-        """Copy the blocks of tokens ``start`` (on a block border) to ``stop`` to the front of ``view``; the rest of
-        the last block becomes zero."""
+        """See :class:`Storage`."""
         count = -(-(stop - start) // self.geometry.block_tokens)
         self.kv[..., stop : start + count * self.geometry.block_tokens, :] = 0
         blocks = self._blocks(start, count)

@@ -20,15 +20,17 @@ from pdhub.api import (
     Finished,
     Handoff,
     InvalidRequest,
+    KVLayout,
     Landing,
     LayoutMismatch,
+    Region,
     TokenChunk,
     TransferFailed,
 )
 from pdhub_transformers.abilities import CANCEL_WITHIN_S, FEATURES, MAX_LOGPROBS
 from pdhub_transformers.config import TransformersConfig
 from pdhub_transformers.model import LoadedModel, load_model
-from pdhub_transformers.rows import Row
+from pdhub_transformers.rows import Storage
 from pdhub_transformers.sampling import GREEDY_BELOW, Sampler, validate
 from pdhub_transformers.speculation import PromptLookup
 from pdhub_transformers.stream import Stream
@@ -40,7 +42,7 @@ class _Claim:
     """What stands behind a landing."""
 
     landing: Landing
-    row: Row
+    row: Storage
     prompt_tokens: int | None = None
 
 
@@ -52,7 +54,7 @@ class TransformersEngine(DecodeEngine):
         self._context = context
         self._model: LoadedModel | None = None
         self._worker: DecodeWorker | None = None
-        self._rows: list[Row] = []
+        self._rows: list[Storage] = []
         self._claims: dict[str, _Claim] = {}
         self._streams: dict[str, Stream] = {}
         self._claimed = 0
@@ -65,7 +67,7 @@ class TransformersEngine(DecodeEngine):
         width = config.slots * (config.speculation_tokens + 1 if config.speculation != "none" else 1)
         model = await asyncio.to_thread(load_model, config, self._context, exact_rows=width if exact else 0)
         self._model = model
-        self._rows = [Row(model.geometry, model.max_context) for _ in range(self._landings)]
+        self._rows = [model.geometry.row(model.max_context) for _ in range(self._landings)]
         self._worker = DecodeWorker(model, config.slots, asyncio.get_running_loop(), self._context.name)
         capabilities = Capabilities(
             features=FEATURES,
@@ -74,11 +76,12 @@ class TransformersEngine(DecodeEngine):
             slots=config.slots,
             cancel_within_s=CANCEL_WITHIN_S,
         )
-        return EngineInfo(capabilities, (model.layout,), model.layout.model)
+        return EngineInfo(capabilities, model.accepts, model.layout.model)
 
     def claim(self, request: ClaimRequest) -> Landing:
         model, _ = self._running()
-        if request.layout.fingerprint != model.layout.fingerprint:
+        layout = next((own for own in model.accepts if own.fingerprint == request.layout.fingerprint), None)
+        if layout is None:
             raise LayoutMismatch("this node takes another KV layout")
         if request.tokens < 1 or max(request.tokens, request.max_total_tokens) > model.max_context:
             raise InvalidRequest(
@@ -87,21 +90,18 @@ class TransformersEngine(DecodeEngine):
         if not self._rows:
             raise AdmissionRejected("every landing is taken")
         tokens = model.geometry.rounded(request.tokens)
-        try:
-            region = self._context.transport.allocate(model.layout.landing_bytes(tokens), "cpu")
-        except MemoryError as error:
-            raise AdmissionRejected("no memory for another landing") from error
+        regions = self._allocate(layout, tokens)
         self._claimed += 1
-        landing = Landing(f"{self._context.name}-{self._claimed}", tokens, model.layout, (region,))
+        landing = Landing(f"{self._context.name}-{self._claimed}", tokens, layout, regions)
         self._claims[landing.id] = _Claim(landing, self._rows.pop())
         return landing
 
     async def inject(self, landing: Landing, handoff: Handoff) -> None:
         claim = self._claim_of(landing)
-        view = landing.regions[0].view
-        if view is None or not 1 <= handoff.prompt_tokens <= landing.tokens:
+        views = [region.view for region in landing.regions if region.view is not None]
+        if len(views) != landing.layout.shards or not 1 <= handoff.prompt_tokens <= landing.tokens:
             raise TransferFailed(f"the landing does not hold {handoff.prompt_tokens} tokens")
-        await asyncio.to_thread(claim.row.load, view, handoff.prompt_tokens)
+        await asyncio.to_thread(claim.row.load, views, handoff.prompt_tokens, landing.layout)
         claim.prompt_tokens = handoff.prompt_tokens
 
     async def decode(self, landing: Landing, request: DecodeRequest) -> AsyncIterator[TokenChunk | Finished]:
@@ -158,6 +158,18 @@ class TransformersEngine(DecodeEngine):
             self.release(claim.landing)
         self._rows.clear()
         self._model = None
+
+    def _allocate(self, layout: KVLayout, tokens: int) -> tuple[Region, ...]:
+        """One region a shard, or none at all. Raises AdmissionRejected."""
+        transport, regions = self._context.transport, []
+        try:
+            for _ in range(layout.shards):
+                regions.append(transport.allocate(layout.landing_bytes(tokens), "cpu"))
+        except MemoryError as error:
+            for region in regions:
+                transport.unregister(region.id)
+            raise AdmissionRejected("no memory for another landing") from error
+        return tuple(regions)
 
     def _running(self) -> tuple[LoadedModel, DecodeWorker]:
         if self._model is None or self._worker is None:

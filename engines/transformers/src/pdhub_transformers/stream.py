@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pdhub.api import DecodeRequest, Finished, FinishReason, TokenChunk, TokenLogprob
 from pdhub_transformers.attention import Feed
-from pdhub_transformers.rows import Row
+from pdhub_transformers.rows import Storage
 from pdhub_transformers.sampling import Sampler
 from pdhub_transformers.speculation import PromptLookup
 
@@ -53,7 +53,7 @@ class Stream:
     def __init__(
         self,
         request: DecodeRequest,
-        row: Row,
+        row: Storage,
         sampler: Sampler,
         *,
         stop_ids: frozenset[int],
