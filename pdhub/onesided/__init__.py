@@ -7,8 +7,8 @@ tokens that a control connection opens, and a fence ends with memory that no lat
 :class:`OneSidedTransport` from its factory.
 """
 
-from pdhub.onesided.native import Native, Piece, Route, Sending
+from pdhub.onesided.native import Native, Piece, Route, Sending, StillUnderWay
 from pdhub.onesided.options import OneSidedConfig
 from pdhub.onesided.transport import OneSidedTransport
 
-__all__ = ["Native", "OneSidedConfig", "OneSidedTransport", "Piece", "Route", "Sending"]
+__all__ = ["Native", "OneSidedConfig", "OneSidedTransport", "Piece", "Route", "Sending", "StillUnderWay"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pdhub.api import Grant, Peer, TransferFailed, TransferState, WriteOp
 from pdhub.onesided.grants import Grants, Opened
-from pdhub.onesided.native import Route, Sending
+from pdhub.onesided.native import Route, Sending, StillUnderWay
 from pdhub.onesided.pieces import batches
 from pdhub.onesided.wire import Address, Inbox, Kind, Message
 from pdhub.transports.posting import Aborted, Posting
@@ -228,6 +228,9 @@ class Link:
             self._check(job)
         except Aborted:
             posting.finish(TransferState.ABORTED, stopped=self._settled(flight))
+        except StillUnderWay as error:
+            self._drop_route()
+            posting.finish(TransferState.FAILED, error, stopped=False)
         except TransferFailed as error:
             posting.finish(TransferState.FAILED, error, stopped=self._settled(flight))
         except TargetGone:
@@ -259,17 +262,27 @@ class Link:
         the target was dropped instead, which proves nothing at its end."""
         deadline = time.monotonic() + GIVE_UP_S
         while flight:
-            with contextlib.suppress(TransferFailed):  # the write has failed already, or nobody wants it
-                if not flight[0].poll():
-                    if time.monotonic() > deadline:
-                        self._route.close()
-                        with self._lock:
-                            self._over = self._over or "the target does not take what was sent"
-                        return False
-                    time.sleep(PAUSE_S)
-                    continue
-            flight.popleft()
+            try:
+                ended = flight[0].poll()
+                late = not ended and time.monotonic() > deadline
+            except StillUnderWay:
+                ended, late = False, True
+            except TransferFailed:  # the write has failed already, or nobody wants it
+                ended, late = True, False
+            if late:
+                self._drop_route()
+                return False
+            if ended:
+                flight.popleft()
+            else:
+                time.sleep(PAUSE_S)
         return True
+
+    def _drop_route(self) -> None:
+        """The target's end hears that this writer is gone, not that it has stopped."""
+        self._route.close()
+        with self._lock:
+            self._over = self._over or "the target does not take what was sent"
 
     def _open(self, job: Job) -> Opened:
         token = job.grant.data
@@ -316,7 +329,7 @@ class Link:
 
     def _pay(self) -> None:
         if self._over:
-            return  # perhaps pieces did not end: the target hears that this writer is gone, not that it has stopped
+            return  # perhaps pieces did not end
         while self._owed:
             self._send(Kind.RETURNED, self._owed.pop())
 

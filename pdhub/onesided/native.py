@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pdhub.api import TransferFailed
+
 
 class Piece(NamedTuple):
     """Copy ``nbytes`` from ``source`` (an address in this process) to ``target`` (one in the target's).
@@ -20,6 +22,10 @@ class Piece(NamedTuple):
     nbytes: int
 
 
+class StillUnderWay(TransferFailed):
+    """A library gave up on a write that it cannot stop: it may still read the source and write to the target."""
+
+
 class Sending(ABC):
     """Pieces that were posted together. Used by one thread."""
 
@@ -29,7 +35,8 @@ class Sending(ABC):
         library reads nothing of the source any more, and poll is not called again.
 
         Raises:
-            TransferFailed: the library gave up on it.
+            TransferFailed: it failed and has ended.
+            StillUnderWay: it failed and may not have ended; the way to the target is of no more use.
         """
 
 

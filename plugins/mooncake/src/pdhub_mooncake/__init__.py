@@ -1,0 +1,1 @@
+"""Mooncake's TransferEngine as a pdhub KV transport."""
