@@ -4,6 +4,7 @@
 the model's name             where the client's word for it is not the engine's
 ``kv_transfer_params``       removed unless null: they say where KV lies
 ``cached_tokens``            what prefill found in its cache; decode counts all that it was handed as cached
+``created_cache_tokens``     beside it: what prefill put there
 ``prompt_logprobs``          from prefill, where decode was not asked for them
 ===========================  =====================================================================================
 """
@@ -23,6 +24,7 @@ from pdhub.router.sse import Renamer, split_events
 _PARAMS = re.compile(rb'"kv_transfer_params"\s*:\s*(?!null)')
 # Inside JSON strings quotes are escaped, so these only ever match real members.
 _CACHED = re.compile(rb'("prompt_tokens_details"\s*:\s*\{[^{}]*?"cached_tokens"\s*:\s*)(?:\d+|null)')
+_CREATED = re.compile(rb'("prompt_tokens_details"\s*:\s*\{[^{}]*?"created_cache_tokens"\s*:\s*)(?:\d+|null)')
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
@@ -65,7 +67,14 @@ class Edits:
     async def _common(self, data: bytes) -> bytes:
         if _CACHED.search(data) and (result := await self._known()) is not None and result.cached_tokens is not None:
             data = _CACHED.sub(rb"\g<1>%d" % result.cached_tokens, data)
+            data = _CREATED.sub(rb"\g<1>%s" % _created(result.body), data)
         return self._rename(data) if self._rename else data
+
+
+def _created(prefill: Mapping[str, Any]) -> bytes:
+    """Of prefill's answer, as JSON."""
+    told = ((prefill.get("usage") or {}).get("prompt_tokens_details") or {}).get("created_cache_tokens")
+    return b"%d" % told if isinstance(told, int) else b"null"
 
 
 def _without_params(event: bytes) -> bytes:

@@ -56,6 +56,12 @@ async def test_cached_tokens_are_prefills_in_either_form():
     usage = {"prompt_tokens": 9, "prompt_tokens_details": {"audio": 1, "cached_tokens": 9}}
     out = await same(known=known(cached=4)).events(event({"choices": [], "usage": usage}))
     assert out == event({"choices": [], "usage": usage}).replace(b'"cached_tokens": 9', b'"cached_tokens": 4')
+    for told, shown in ((256, 256), (None, None)):
+        usage = {"prompt_tokens_details": {"created_cache_tokens": 0, "cached_tokens": 9}}
+        prefill = {"usage": {"prompt_tokens_details": {"created_cache_tokens": told}}}
+        out = await same(known=known(cached=4, **prefill)).events(event({"usage": usage}))
+        wanted = {"created_cache_tokens": shown, "cached_tokens": 4}
+        assert json.loads(out[6:])["usage"]["prompt_tokens_details"] == wanted
     raw = json.dumps({"usage": {"prompt_tokens_details": {"cached_tokens": None}}}).encode()
     assert json.loads(await same(known=known(cached=0)).document(raw, chat=False))["usage"] == {
         "prompt_tokens_details": {"cached_tokens": 0}
