@@ -345,6 +345,54 @@ def calibrate(
     )
 
 
+@app.command("handoff-bench")
+def handoff_bench(
+    transport: Annotated[
+        list[str] | None, typer.Option("--transport", "-t", help="May be repeated.", show_default="shm")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the transport, or NAME.KEY=VALUE."),
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="A model's KV, or custom:layers=32,block_tokens=16,block_bytes=65536.")
+    ] = "llama-3.2-1b",
+    layer_major: Annotated[bool, typer.Option("--layer-major", help="The landing is ordered by layer.")] = False,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 4096,
+    chunk: Annotated[int, typer.Option(min=1, help="Tokens that prefill computes at a time.")] = 1024,
+    prefill: Annotated[float, typer.Option(min=1, help="Tokens that prefill is assumed to compute a second.")] = 10_000,
+    source: Annotated[str, typer.Option(help="Memory of the sender: cpu or cuda:N.")] = "cpu",
+    target: Annotated[str, typer.Option(help="Memory of the node: cpu or cuda:N.")] = "cpu",
+    runs: Annotated[int, typer.Option(min=1, max=1000, help="Medians are over so many runs.")] = 7,
+    json: AsJson = False,
+) -> None:
+    """Hand KV over between two processes and measure: GB/s, the time that a client waits for it, CPU seconds.
+
+    \b
+    Examples:
+      pdhub handoff-bench
+      pdhub handoff-bench -t shm -t tcp --layout llama-3.1-8b --tokens 8192 --chunk 2048
+      pdhub handoff-bench -t nixl --layout deepseek-v3.2 --layer-major --json
+      pdhub handoff-bench -t mooncake -o protocol=tcp -o mooncake.pieces_in_flight=8
+    """
+    from pdhub.measure.command import Options, run
+
+    options = Options(
+        transports=transport or ("shm",),
+        options=option or (),
+        layout=layout,
+        layer_major=layer_major,
+        tokens=tokens,
+        chunk=chunk,
+        prefill_per_s=prefill,
+        source=source,
+        target=target,
+        runs=runs,
+        json=json,
+    )
+    raise typer.Exit(run(options))
+
+
 @app.command()
 def new(
     kind: Annotated[NewKind, typer.Argument(help="What the plugin adds.")],

@@ -26,6 +26,7 @@ BUILTIN_COMMANDS: Final = frozenset(
         "explain",
         "simulate",
         "calibrate",
+        "handoff-bench",
         "bench",
         "help",
     }

@@ -1,0 +1,1 @@
+"""Measurements that a user runs on their own machines: ``pdhub handoff-bench``."""
