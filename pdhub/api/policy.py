@@ -78,11 +78,14 @@ class Prediction(NamedTuple):
         ttft_ms: from now to the first token, waiting included.
         tpot_ms: per output token.
         wait_ms: the part of ``ttft_ms`` that is waiting for a place.
+        turn_ms: the part of it before the prompt is sent to a prefill instance, in a line where the more important go
+            first.
     """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     wait_ms: float | None = None
+    turn_ms: float = 0.0
 
 
 class Predictor(Protocol):

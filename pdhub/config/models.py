@@ -95,12 +95,14 @@ class AdmissionConfig(Model):
         True, description="Wait at the policy's next pool where waiting at the first would cost the TTFT target."
     )
     prefill_ahead_s: Seconds = Field(
-        0.1,
-        description="How much of a prefill instance's work is sent ahead, at the pace that was measured; at least one "
-        "prompt. The others wait here, in order.",
+        0.05,
+        description="The next prompt is sent to a prefill instance when so little of its work is left, at the pace "
+        "that was measured. The others wait here, in order.",
     )
     prefill_ahead_tokens: int | None = Field(
-        None, ge=1, description="The same in prompt tokens, whatever the pace; default is by `prefill_ahead_s`."
+        None,
+        ge=1,
+        description="Instead: when fewer prompt tokens than this are not answered; default is by `prefill_ahead_s`.",
     )
     shed: bool = Field(
         True, description="Refuse a sheddable request at once where every pool would serve it after its time is over."

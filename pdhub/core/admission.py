@@ -275,7 +275,7 @@ class AdmissionQueue:
         """Fill the free places. Called whenever one became free, so that a place is never free while somebody in
         time waits."""
         admitted = []
-        while (ticket := self._waiting.next(now)) is not None and self._has_room(ticket):
+        while (ticket := self._waiting.next(now)) is not None and self._has_room(ticket, now):
             self._waiting.take(now)
             self._start(ticket, now)
             admitted.append(ticket)
@@ -283,9 +283,9 @@ class AdmissionQueue:
 
     def _enters(self, ticket: Ticket, now: float) -> bool:
         """There is room for it, and for nobody in time that waits: it is not to overtake one that is too heavy now."""
-        return self._has_room(ticket) and (not self._waiting or self._waiting.next(now) is None)
+        return self._has_room(ticket, now) and (not self._waiting or self._waiting.next(now) is None)
 
-    def _has_room(self, ticket: Ticket) -> bool:
+    def _has_room(self, ticket: Ticket, now: float) -> bool:
         places = self._places()
         return self._load + ticket.weight <= places or (not self._load and places > 0)
 

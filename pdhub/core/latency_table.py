@@ -179,13 +179,13 @@ class LatencyTable:
         turn = self.turn_ms if served else 0.0
         if ttft is not None:
             ttft += turn
-        wait: float | None = turn
+        wait: float | None = 0.0
         if node.queued or (slots and taken >= slots):
             slot, queue = _waits(node, taken, len(pool.nodes), row, tpot)
             if slot is None or queue is None:
                 wait = ttft = None
             else:
-                wait = queue + (max(turn, slot) if pool.needs_prefill else slot)
+                wait = slot + queue
                 if ttft is not None:
                     # A hosted node takes the next request's KV while it still decodes: the two waits overlap.
                     ttft = queue + (max(ttft, slot) if pool.needs_prefill else ttft + slot)
@@ -194,7 +194,7 @@ class LatencyTable:
             # It owes a token: whatever it was, it is at least that slow now.
             ttft = (ttft or 0.0) + late * 1000
             tpot = max(tpot or 0.0, late * 1000)
-        return Prediction(ttft, tpot, wait)
+        return Prediction(ttft, tpot, wait, turn)
 
 
 def _waits(

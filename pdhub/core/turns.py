@@ -1,8 +1,8 @@
 """The line in front of a prefill instance, which computes prompts in the order in which they come.
 
-So that this order is the router's, few prompts are sent ahead: as many tokens as the instance computes in a moment, and
-at least one prompt. The others wait here, by the rules of :mod:`pdhub.core.admission`. Sans-IO, for the router and the
-lab alike.
+So that this order is the router's, the next prompt is sent only when little is left of those that were sent before: so
+little that it arrives in time, and the instance never waits for it. The others wait here, by the rules of
+:mod:`pdhub.core.admission`. Sans-IO, for the router and the lab alike.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from pdhub.core.pace import Pace
 UNTRIED_TOKENS: Final = 2048
 """Sent ahead to an instance that has not answered yet."""
 
+LEAST_S: Final = 0.001
+"""Between two looks whether the next one may be sent."""
+
 NO_LIMIT: Final = 1 << 40
 """Whoever waits here has a place in a pool, so there are no more of them than places."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """How much is sent to an instance before it has answered.
+    """The next prompt is sent to an instance when less than this is left of those that it was sent.
 
     Args:
-        seconds: of its work, at the pace that was measured. tokens: instead of that, if not None.
+        seconds: of its work, at the pace that was measured. tokens: not answered, instead of that if not None.
     """
 
-    seconds: float = 0.1
+    seconds: float = 0.05
     tokens: int | None = None
 
 
@@ -38,7 +41,7 @@ class Backlog:
     """What a prompt would have in front of it. Of two, the lesser is sent sooner.
 
     Args:
-        wait_ms: until it would be sent.
+        wait_ms: until it is sent.
         tokens: prompt tokens that the instance was sent before it and has not answered by then.
     """
 
@@ -85,10 +88,22 @@ class TurnQueue(AdmissionQueue):
         if pace is None:
             return None
         before = sum(ticket.weight for ticket in self._waiting) if ahead is None else ahead
-        # It computes them in this order, so that what it has done lately is of the first.
-        _, first = next(iter(self._running.values()), (now, None))
-        done = 0.0 if first is None else min(first.weight, self._pace.since_s(now) * pace)
-        return max(0.0, self._load + before - self.capacity - done) / pace
+        return max(0.0, self._left(now, pace) + before - self.capacity) / pace
+
+    def next_s(self, now: float) -> float | None:
+        """When to :meth:`probe`: the next one may be sent then, though nothing was answered. None = not before that."""
+        pace = self._pace.per_s(now)
+        if pace is None or self._ahead_of.tokens is not None or not self._waiting:
+            return None
+        missing = self._left(now, pace) - self.capacity
+        _, first = next(iter(self._running.values()))
+        if self._load - first.weight >= self.capacity:
+            return None
+        return now + max(LEAST_S, missing / pace)
+
+    def probe(self, now: float) -> list[Ticket]:
+        """The tickets whose turn came with time."""
+        return self._admit(now)
 
     def backlog(self, ticket: Ticket, sent: int, now: float) -> Backlog:
         """What this ticket would have in front of it.
@@ -98,11 +113,11 @@ class TurnQueue(AdmissionQueue):
         """
         if ticket.id in self._running:
             return Backlog(0.0, sent)
-        ahead, own = self.ahead(ticket), min(ticket.weight, self.capacity)
-        wait_s = self.predicted_wait(now, ahead + own)
+        ahead = self.ahead(ticket)
+        wait_s = self.predicted_wait(now, ahead)
         if wait_s is None:
             return Backlog(0.0, sent + ahead)
-        return Backlog(wait_s * 1000, min(sent, self.capacity - own) if wait_s else sent)
+        return Backlog(wait_s * 1000, min(sent, self.capacity) if wait_s else sent)
 
     def spare(self, now: float) -> bool:
         """It could be sent more, and nobody is in its line."""
@@ -111,6 +126,19 @@ class TurnQueue(AdmissionQueue):
     def first(self, now: float) -> Ticket | None:
         """Whose turn comes next."""
         return self._waiting.next(now)
+
+    def _left(self, now: float, pace: float) -> float:
+        """Tokens of what it was sent that it still has to compute."""
+        if not self._running or self._ahead_of.tokens is not None:
+            return float(self._load)
+        # It computes them in this order, so that what it has done since it answered last is of the first.
+        _, first = next(iter(self._running.values()))
+        return self._load - min(first.weight, self._pace.since_s(now) * pace)
+
+    def _has_room(self, ticket: Ticket, now: float) -> bool:
+        pace = self._pace.per_s(now)
+        left = float(self._load) if pace is None else self._left(now, pace)
+        return not self._load or left < self.capacity
 
     def _bound(self, now: float) -> int:
         ahead, pace = self._ahead_of, self._pace.per_s(now)

@@ -134,11 +134,11 @@ class Slo(Policy):
         )
         if predicted.ttft_ms is None:
             return None
-        # In a line the important ones go first: only what comes after it is in their way.
-        ahead = predicted.ttft_ms - (predicted.wait_ms or 0.0)
-        if ahead <= limit:
+        # In front of prefill instances the important ones go first; what has a place in a pool keeps it from them.
+        taken = predicted.ttft_ms - predicted.turn_ms
+        if taken <= limit:
             return None
-        return f"its prompt in {ahead:.0f} ms; more important requests leave {limit:.0f} ms to those that may be shed"
+        return f"first token in {taken:.0f} ms; more important requests leave {limit:.0f} ms to those that may be shed"
 
     def _with_target(self, request: RequestView, snapshot: Snapshot, kept: Kept, now: float, seed: int) -> list[Row]:
         # Written out without calls: with a thousand nodes this loop is the time of a choice.

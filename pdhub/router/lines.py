@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from pdhub.config.models import AdmissionConfig
@@ -25,6 +26,7 @@ class Lines(Gate):
     def __init__(self, instances: Iterable[str], ahead: Ahead, clock: Callable[[], float]) -> None:
         self._turns = {name: TurnQueue(ahead) for name in instances}
         super().__init__(self._turns, clock)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def told(self) -> Mapping[str, tuple[int, int, int]]:
         """Of each instance: requests that wait, tokens that it was sent and has not answered, and how many these may
@@ -48,9 +50,29 @@ class Lines(Gate):
         """Another bound, from now on."""
         for name, queue in self._turns.items():
             self._admit(name, queue.set_ahead(ahead, self._clock()))
+            self._plan(name)
+
+    def offer(self, pool: str, ticket: Ticket) -> bool:
+        at_once = super().offer(pool, ticket)
+        self._plan(pool)
+        return at_once
 
     def leave(self, pool: str, ticket_id: str, *, served: bool) -> None:
         super().leave(pool, ticket_id, served=served)
+        self._plan(pool)
         found = restless(self._turns, pool, self._clock())
         if found is not None:
             self._wake(found[0], found[1].id)
+
+    def _plan(self, name: str) -> None:
+        """Look again when the next one may be sent though nothing was answered."""
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+        now = self._clock()
+        at = self._turns[name].next_s(now)
+        if at is not None:
+            self._timers[name] = asyncio.get_running_loop().call_later(at - now, self._look, name)
+
+    def _look(self, name: str) -> None:
+        self._admit(name, self._turns[name].probe(self._clock()))
+        self._plan(name)

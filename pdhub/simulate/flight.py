@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pdhub.api.policy import Snapshot
-from pdhub.api.request import RequestView
+from pdhub.api.request import RequestRecord, RequestView
 from pdhub.core.admission import Ticket
 from pdhub.simulate.fleet import NodeState, PoolState
 from pdhub.simulate.workload import Arrival
@@ -68,3 +68,32 @@ class Flight:
         self.predicted_ttft: float | None = None
         self.predicted_tpot: float | None = None
         self.predicted_wait: float | None = None
+
+    def record(
+        self, model: str, outcome: str, error: str | None, ttft: float | None, tpot: float | None, now: float
+    ) -> RequestRecord:
+        """What is told of it when it has ended. ``ttft``, ``tpot``: milliseconds."""
+        request = self.request
+        pool, node = self.pool, self.node
+        return RequestRecord(
+            id=self.view.id,
+            model=model,
+            pool=pool.name if pool else None,
+            node=node.name if node else None,
+            prefill=self.prefill,
+            reason=self.reason,
+            outcome=outcome,
+            error_code=error,
+            prompt_tokens=request.prompt_tokens,
+            completion_tokens=request.output_tokens if outcome == "ok" else 0,
+            ttft_ms=ttft,
+            tpot_ms=tpot,
+            total_ms=(now - request.at_s) * 1000,
+            slo=self.view.slo,
+            queued_ms=self.queued_s * 1000,
+            concurrency=self.concurrency or None,
+            predicted_ttft_ms=self.predicted_ttft,
+            predicted_tpot_ms=self.predicted_tpot,
+            prefix=self.view.prefix,
+            priority=self.view.priority,
+        )

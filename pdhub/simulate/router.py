@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdhub.api.policy import AdmissionOrder, Decision, Policy, Reason
-from pdhub.api.request import RequestRecord, RequestView
+from pdhub.api.request import RequestView
 from pdhub.core.admission import DroppedReason, Outcome, Ticket
 from pdhub.core.doors import MOVES, find_door, look_at, told_at
 from pdhub.core.latency import PREFILL, LatencyModel, Sample
@@ -70,6 +70,7 @@ class Router:
         self._heartbeat = Heartbeat(picture, latency)
         self._waiting: dict[str, Flight] = {}
         self._turns: dict[str, Flight] = {}
+        self._planned: dict[str, float] = {}
 
     def arrive(self, request: Arrival) -> None:
         """A request comes, now."""
@@ -243,6 +244,7 @@ class Router:
             self._turns[flight.view.id] = flight
             flight.turn += 1
             flight.since_s = now
+            self._plan(flight.line)
             self._loop.at(flight.ticket.deadline, self._expire_turn, (flight, flight.turn))
             self._loop.at(look_at(flight.deadline, now), self._look_ahead, (flight, flight.turn))
 
@@ -297,7 +299,21 @@ class Router:
             self._end_turn(flight.view.id)
         if name is not None:
             self._its_turn(self._picture.lines[name].cancel(flight.view.id, self._loop.now))
+            self._plan(name)
             self._invite(name)
+
+    def _plan(self, name: str) -> None:
+        """Look again when the next one may be sent though nothing was answered."""
+        at = self._picture.lines[name].next_s(self._loop.now)
+        if at is not None:
+            self._planned[name] = at
+            self._loop.at(at, self._probe, (name, at))
+
+    def _probe(self, what: tuple[str, float]) -> None:
+        name, at = what
+        if self._planned.get(name) == at:  # else something happened since
+            self._its_turn(self._picture.lines[name].probe(self._loop.now))
+            self._plan(name)
 
     def _invite(self, name: str) -> None:
         """An instance may have nothing to do while others have a line."""
@@ -378,6 +394,7 @@ class Router:
             )
             flight.line = None
             self._its_turn(self._picture.lines[flight.prefill].release(flight.view.id, now))
+            self._plan(flight.prefill)
             self._invite(flight.prefill)
         elif node.engine.prefill is not None:
             node.pending_tokens -= flight.view.prompt_tokens
@@ -465,30 +482,7 @@ class Router:
         ttft: float | None = None,
         tpot: float | None = None,
     ) -> None:
-        request = flight.request
-        pool, node = flight.pool, flight.node
-        record = RequestRecord(
-            id=flight.view.id,
-            model=self._model,
-            pool=pool.name if pool else None,
-            node=node.name if node else None,
-            prefill=flight.prefill,
-            reason=flight.reason,
-            outcome=outcome,
-            error_code=error,
-            prompt_tokens=request.prompt_tokens,
-            completion_tokens=request.output_tokens if outcome == "ok" else 0,
-            ttft_ms=ttft,
-            tpot_ms=tpot,
-            total_ms=(self._loop.now - request.at_s) * 1000,
-            slo=flight.view.slo,
-            queued_ms=flight.queued_s * 1000,
-            concurrency=flight.concurrency or None,
-            predicted_ttft_ms=flight.predicted_ttft,
-            predicted_tpot_ms=flight.predicted_tpot,
-            prefix=flight.view.prefix,
-            priority=flight.view.priority,
-        )
+        record = flight.record(self._model, outcome, error, ttft, tpot, self._loop.now)
         self._policy.observe(record)
         self._prefill_policy.observe(record)
-        self._finished(Done(request, record, pool.cost if pool else 0.0))
+        self._finished(Done(flight.request, record, flight.pool.cost if flight.pool else 0.0))
