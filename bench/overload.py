@@ -3,7 +3,10 @@ capacity or less, keeps at least 95% attainment; the sheddable class bears the l
 at arrival is told within 50 ms, who is shed from a queue within 50 ms of the decision and never after its TTFT budget;
 two seconds after the load ended everything is as before.
 
-    python bench/overload.py [--seconds 60] [--times 3] [--seed 1] [--json FILE]
+    python bench/overload.py [--short decode|prefill] [--seconds 60] [--times 3] [--seed 1] [--json FILE]
+
+``--short`` says what there is too little of. With ``prefill``, prompts take time to compute and decoding hardly any:
+then what counts is the order in front of the prefill instance.
 
 Router, prefill and two decode nodes run as processes with the toy engine, whose tokens take a fixed time: the figures
 are about admission, not about an engine. Capacity is measured first, in the same run, with a closed loop; the load is
@@ -39,8 +42,16 @@ from pdhub.testing import toy
 TOKENS = 16
 QUEUE = 32
 FAST_MS, GENERAL_MS, SLOTS = 20.0, 40.0, 4
-NOMINAL = (1000 / FAST_MS + SLOTS * 1000 / GENERAL_MS) / (TOKENS - 1)
-"""Requests a second of the two pools, if nothing but their tokens took time (the first token is the prefill's)."""
+CHUNK_MS, CHUNKS, CHUNK_TOKENS = 100.0, 2, 32
+MANY = 32
+"""Slots of a pool where prefill is short."""
+
+NOMINAL = {
+    "decode": (1000 / FAST_MS + SLOTS * 1000 / GENERAL_MS) / (TOKENS - 1),
+    "prefill": 1000 / (CHUNKS * CHUNK_MS),
+}
+"""Requests a second of the two pools, if nothing but their tokens took time (the first token is the prefill's); of the
+prefill instance, if nothing but its chunks did."""
 
 HIGH, LOW = "high", "low"
 CLASSES = {
@@ -57,12 +68,16 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def configuration(directory: Path) -> dict[str, Any]:
+def configuration(directory: Path, short: str) -> dict[str, Any]:
+    prefill = {"chunk_tokens": CHUNK_TOKENS, "chunk_ms": CHUNK_MS if short == "prefill" else 0.0}
+
     def node(name: str) -> dict[str, Any]:
         return {"name": name, "port": free_port(), "control_port": free_port()}
 
     def pool(name: str, slots: int, token_ms: float, cost: float) -> dict[str, Any]:
-        engine = {"type": "toy", "config": {"slots": slots, "token_ms": token_ms}}
+        if short == "prefill":
+            slots, token_ms = MANY, 1.0
+        engine = {"type": "toy", "config": {"slots": slots, "token_ms": token_ms, "chunk_tokens": CHUNK_TOKENS}}
         seed = {"ttft_ms": 60, "tpot_ms": token_ms, "output_tokens": TOKENS}
         return {"name": name, "engine": engine, "cost": cost, "latency": seed, "nodes": [node(f"{name}-0")]}
 
@@ -71,7 +86,7 @@ def configuration(directory: Path) -> dict[str, Any]:
         "plugins": {"modules": ["pdhub.testing.toy"]},
         "router": {"port": free_port(), "debug_headers": True, "probe_interval_s": 0.5},
         "admission": {"queue_limit": QUEUE},
-        "prefill": [{**node("prefill-0"), "engine": {"type": "toy"}}],
+        "prefill": [{**node("prefill-0"), "engine": {"type": "toy", "config": prefill}}],
         "pools": [pool("fast", 1, FAST_MS, 2.0), pool("general", SLOTS, GENERAL_MS, 1.0)],
         "policy": {"type": "slo", "slo_classes": CLASSES},
     }
@@ -100,11 +115,12 @@ class Outcome:
 
 class Client:
     """Args:
-    url: of the router.
+    url: of the router. short: what there is too little of.
     """
 
-    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, short: str) -> None:
         self.url = url
+        self.short = short
         self.http = http
         self.outcomes: list[Outcome] = []
         self.records: dict[str, tuple[float, float]] = {}
@@ -114,7 +130,7 @@ class Client:
         """Send one request and read its whole answer."""
         self._count += 1
         body = {
-            "model": "toy", "prompt": f"{cls} request {self._count}", "max_tokens": TOKENS, "ignore_eos": True,
+            "model": "toy", "prompt": self._prompt(cls), "max_tokens": TOKENS, "ignore_eos": True,
             "stream": True,
         }  # fmt: skip
         mine = f"{cls}-{self._count}"
@@ -136,12 +152,18 @@ class Client:
         self.outcomes.append(outcome)
         return outcome
 
+    def _prompt(self, cls: str) -> str:
+        """The toy engine's tokens are bytes."""
+        text = f"{cls} request {self._count}"
+        return text.ljust(CHUNKS * CHUNK_TOKENS, ".") if self.short == "prefill" else text
+
     async def watch(self, waiting: list[int]) -> None:
         """Look at the queues, and at what the router says of ended requests, until cancelled."""
         while True:
             async with self.http.get(self.url + "/metrics") as reply:
                 text = await reply.text()
-            found = [float(x.rsplit(" ", 1)[1]) for x in text.splitlines() if x.startswith("pdhub_router_waiting{")]
+            queues = ("pdhub_router_waiting{", "pdhub_router_prefill_waiting{")
+            found = [float(x.rsplit(" ", 1)[1]) for x in text.splitlines() if x.startswith(queues)]
             waiting.append(int(max(found, default=0)))
             async with self.http.get(self.url + "/debug/requests") as reply:
                 for record in (await reply.json())["requests"]:
@@ -193,11 +215,11 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(args.seed)
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
-        client = Client(url, http)
+        client = Client(url, http, args.short)
         await ready(client)
         await closed_loop(client, 3.0, 4)
         measured = await closed_loop(client, args.measure, 30)
-        capacity = max(measured, NOMINAL)
+        capacity = max(measured, NOMINAL[args.short])
         await asyncio.sleep(1.0)
         client.outcomes.clear()
         waiting: list[int] = []
@@ -253,7 +275,8 @@ def report(
     found["goals"] = {
         "high class keeps 95%": found["attainment"][HIGH] >= GOAL,
         "the sheddable class bears the loss": found["attainment"][LOW] < found["attainment"][HIGH],
-        "queues bounded": found["longest_queue"] <= QUEUE + 8,
+        # Who waits for prefill has a place in a pool: there are no more of them than places.
+        "queues bounded": found["longest_queue"] <= (2 * (MANY + 1) if client.short == "prefill" else QUEUE + 8),
         "refused at arrival told in 50 ms": (found["refused_at_arrival"]["router_p99_ms"] or 0) <= TOLD_MS,
         "shed told in 50 ms": (found["shed_from_queue"]["router_p99_ms"] or 0) <= TOLD_MS,
         "never told after the budget": not late,
@@ -288,6 +311,7 @@ async def ready(client: Client) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", choices=("decode", "prefill"), default="decode")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--measure", type=float, default=8.0, help="seconds for measuring the capacity")
     parser.add_argument("--times", type=float, default=3.0, help="offered load over capacity")
@@ -296,7 +320,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        config = configuration(Path(directory))
+        config = configuration(Path(directory), args.short)
         path = Path(directory) / "overload.yaml"
         path.write_text(yaml.safe_dump(config))
         log = (Path(directory) / "log").open("wb")

@@ -1,6 +1,6 @@
 """How soon more important requests need their first token, learned from those that came, so that requests which may be
-shed leave it to them. Prefill instances compute prompts in the order in which they come: a backlog that is short enough
-for patient work alone is too long for everybody else."""
+shed leave it to them. Whoever has a place keeps it: nodes that are full, or an engine's own backlog of prompts, may be
+good enough for patient work alone and too slow for everybody else."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ class SloConfig(PluginConfig):
         0.5,
         gt=0,
         description="Shed a request of negative priority also where its first token would take more than this share of "
-        "what the more demanding of the important requests ask for: they wait behind the same prompts.",
+        "what the more demanding of the important requests ask for: nobody's place is taken away for them. Waiting in "
+        "front of prefill instances does not count, for there they go first.",
     )
     important_ttft_ms: float | None = Field(
         None,

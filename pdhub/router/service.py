@@ -4,7 +4,7 @@
 
     1 parse      openai.py, slo.py        wrong requests end here
     2 choose     the policy               over frozen views of all pools
-    3 admit      gate.py                  wait for a place in the chosen pool
+    3 admit      gate.py, lines.py        wait for a place in the chosen pool, and for a turn at a prefill instance
     4 claim  ┐
     5 prefill│   attempt.py               both legs; whatever fails, both end
     6 decode ┘

@@ -77,6 +77,28 @@ def test_three_times_more_than_fits(make_plan: Any, fleet: Costs, monkeypatch: p
     assert attained(done, "bulk", 92, 120) >= attained(done, "bulk", 0, 30) - 0.15
 
 
+def test_three_times_more_prompts_than_prefill_computes(
+    make_plan: Any, fleet: Costs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode has room for all. The order alone protects the important: `leave` would turn others away earlier."""
+    slow = fleet.model_copy(update={"prefill": {"ms": 5, "ms_per_token": 0.975}})  # ten prompts a second, with two
+    high, bulk = Class("high", 1, 1200, 100, priority=1), Class("bulk", 1, 6000, priority=-1)
+    requests = merged(stream(high, 4.5, 0, 90, 1), stream(bulk, 3, 0, 90, 2), stream(bulk, 23, 20, 60, 3))
+    requests = [dataclasses.replace(a, output_tokens=min(a.output_tokens, 20)) for a in requests]
+    plan = make_plan({"type": "slo", "config": {"leave": 1000}})
+    done = play(World(plan, slow), requests, monkeypatch)
+    assert attained(done, "high", 20, 60) >= 0.95
+    refused = [d for d in done if d.record.outcome != "ok"]
+    assert {(d.request.cls.name, d.record.error_code) for d in refused} <= {
+        ("bulk", "shed"),
+        ("bulk", "rejected-ttl-expired"),
+    }
+    assert len(refused) > 600
+    assert max(d.record.total_ms for d in refused) <= 6000
+    assert attained(done, "bulk", 0, 20) >= 0.95
+    assert attained(done, "high", 62, 90) >= 0.95
+
+
 def sent_to(done: Sequence[Done], target: str, start_s: float, end_s: float) -> list[float]:
     """When requests came that went to this pool or node."""
     mine = [d.request.at_s for d in done if target in (d.record.pool, d.record.node)]
