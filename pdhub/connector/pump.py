@@ -244,14 +244,14 @@ class Pump:
         """Let vLLM have its blocks back, and forget what is over."""
         with self._changed:
             end = handover.end
-            if end is None or not handover.drained:
+            if end is None or not handover.drained or self._handovers.get(end.req_id) is not handover:
                 return
             if end.held:
                 self._released.add(end.req_id)
                 handover.end = End(end.req_id, False, end.complete)
             cancelled = handover.error is None and not end.complete and handover.copied < handover.tokens
             over = cancelled or handover.error is not None or (handover.written is not None and handover.written.done())
-            if over and self._handovers.get(end.req_id) is handover:
+            if over:
                 del self._handovers[end.req_id]
         if cancelled:
             self._leave(handover, RequestCancelled("vLLM ended the request before its prompt was computed"))
