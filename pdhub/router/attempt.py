@@ -29,6 +29,7 @@ from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import LandingTooSmall, Refused, Unreachable, UpstreamTimeout
 from pdhub.router.fleet import Pool, prefill_info
 from pdhub.router.flight import Flight, new_id
+from pdhub.router.handed import check_handed
 from pdhub.router.leftovers import stays
 from pdhub.router.openai import ClientRequest
 from pdhub.router.result import read_result
@@ -262,6 +263,7 @@ class Attempt:
         self._leg = dataclasses.replace(self._leg, result=result)
         self._context.caches.learn(self._request, result.prompt_token_ids)
         instance.learn(self._choice.pool.client.learn(self._leg))
+        check_handed(body)
 
     async def _both(self, sink: Sink) -> None:
         """Prefill and decode at once. Whatever of them fails first ends the other."""
