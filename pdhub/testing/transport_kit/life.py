@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,15 @@ from pdhub.testing.transport_kit.pair import (
     poke,
     until,
 )
+from pdhub.testing.transport_kit.process import SideProcess
+from pdhub.testing.transport_writer import pack_grant, pack_metadata
 
 LARGE = 8 << 20
 GUARD = 0xA5
 
 
 class LifeRules:
-    """T40 to T52."""
+    """T40 to T53."""
 
     def test_T40_on_done_is_called_once_with_a_final_state(self, pair: TransportPair) -> None:
         """A second call frees a staging slot twice; a missing one leaks it."""
@@ -225,6 +228,18 @@ class LifeRules:
         going.abort()
         assert going.wait(PATIENCE_S) in FINAL
         pair.write(pair.target(4096), pattern(4096))
+
+    def test_T53_a_process_that_used_it_ends_well(
+        self, pair: TransportPair, process: Callable[[], SideProcess]
+    ) -> None:
+        """A library that crashes when the process exits turns every drained node into one that died."""
+        writer = process()
+        writer.ask("connect", **pack_metadata(pair.node.export_metadata()))
+        target = pair.target(4096)
+        number = writer.ask("write", grant=pack_grant(target.grant), nbytes=4096, fill=1)
+        assert writer.ask("wait", number=number, timeout_s=PATIENCE_S)["state"] == "done"
+        status = writer.end()
+        assert status == 0, f"the process ended with status {status}"
 
 
 def _more(before: tuple[int, int, int]) -> bool:

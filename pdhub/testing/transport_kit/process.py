@@ -69,6 +69,11 @@ class SideProcess:
         self._process.kill()
         self._process.wait()
 
+    def end(self) -> int:
+        """Let it close its transport and exit; its exit status, negative for a signal."""
+        self.ask("close")
+        return self._process.wait(2 * PATIENCE_S)
+
     def close(self) -> None:
         """End it, whatever state it is in. Idempotent."""
         if self._process.poll() is None:

@@ -19,6 +19,7 @@ from pdhub.testing.transport_kit.pair import (
     holds,
     long_write,
     pattern,
+    repeat,
 )
 from pdhub.testing.transport_kit.process import SideProcess
 from pdhub.testing.transport_writer import pack_grant, pack_metadata, unpack_grant, unpack_metadata
@@ -34,7 +35,7 @@ def named_memory() -> set[str]:
 
 
 class RightsRules:
-    """T20 to T32."""
+    """T20 to T33."""
 
     def test_T20_a_forged_grant_is_refused(self, pair: TransportPair) -> None:
         """Whoever can guess a grant can write into other people's answers."""
@@ -199,6 +200,23 @@ class RightsRules:
         peer.close()
         left = named_memory() - before
         assert not left, f"left in /dev/shm: {sorted(left)}"
+
+    def test_T33_the_fence_of_a_stopped_writer_harms_no_other(
+        self, pair: TransportPair, process: Callable[[], SideProcess]
+    ) -> None:
+        """One client's cancel must not cost another's request; to break a connection is not to revoke a landing."""
+        writer, target, _ = _in_a_write(pair, process)
+        mine = pair.target(LARGE)
+        running = pair.post(
+            mine, repeat(WriteOp(pair.source(b"\x03" * LARGE), 0, 0, LARGE), pair.caps.max_ops, 1 << 28)
+        )
+        writer.stop()
+        assert pair.node.fence(target.region.id, pair.caps.fence_within_s), "not fenced in the declared time"
+        state = running.wait(PATIENCE_S)
+        assert state is TransferState.DONE, f"another writer's write ended as {state}: {running.error!r}"
+        assert holds(mine.region, b"\x03" * LARGE)
+        pair.write(mine, pattern(LARGE))
+        assert holds(mine.region, pattern(LARGE)), "another writer's grant does not work any more"
 
 
 def _in_a_write(pair: TransportPair, process: Callable[[], SideProcess]) -> tuple[SideProcess, Target, int]:

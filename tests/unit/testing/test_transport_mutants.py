@@ -44,6 +44,7 @@ RULES = {
     "T30": [(m.NeedsGoodbye, "could not be fenced")],
     "T31": [(m.IgnoresDeath, "ended as posted"), (m.faulty(vanish_after=0), "ended as posted")],
     "T32": [(m.NamedSegments, "left in /dev/shm")],
+    "T33": [(m.FencesEverything, "another writer's write ended as failed")],
     "T40": [(m.faulty(duplicate_done=1), "44 calls")],
     "T41": [(m.CallbackUnderLock, "on_done did not happen")],
     "T42": [(m.TimeoutStops, "timeout stopped")],
@@ -56,6 +57,7 @@ RULES = {
     "T49": [(m.LeaksDescriptors, "giving back"), (m.LeaksThreads, "giving back")],
     "T50": [(m.Spins, "of a core")],
     "T52": [(m.OnePeerForAll, "ended another's write")],
+    "T53": [(m.DiesAtExit, "ended with status 139")],
     "T51": [(m.OutlivesClose, "still takes writes")],
 }
 CASES = [(rule, mutant, why) for rule, mutants in RULES.items() for mutant, why in mutants]
@@ -108,7 +110,8 @@ def run(rule: str, mutant) -> None:
     made: list[SideProcess] = []
 
     def process() -> SideProcess:
-        name, plugins = ("named", ["transport_mutants"]) if mutant is m.NamedSegments else ("shm", [])
+        name = {m.NamedSegments: "named", m.DiesAtExit: "dies"}.get(mutant, "shm")
+        plugins = [] if name == "shm" else ["transport_mutants"]
         made.append(SideProcess(name, {}, plugins))
         return made[-1]
 

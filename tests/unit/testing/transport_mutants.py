@@ -1,5 +1,6 @@
 """Broken transports, each with one mistake. Built over shm; those whose mistake needs another process register here."""
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -238,6 +239,19 @@ class NeedsGoodbye(Mutant):
         return False
 
 
+class FencesEverything(Mutant):
+    """To be rid of one writer it revokes them all."""
+
+    granted: ClassVar[set[str]] = set()
+
+    def grant(self, region_id, writer):
+        self.granted.add(region_id)
+        return super().grant(region_id, writer)
+
+    def fence(self, region_id, within_s):
+        return all(super(FencesEverything, self).fence(each, within_s) for each in {region_id, *self.granted})
+
+
 class IgnoresDeath(Mutant):
     def write(self, peer, grant, ops, notify=None, on_done=None):
         posting = Stuck(on_done)
@@ -254,6 +268,12 @@ class NamedSegments(Mutant):
     def allocate(self, nbytes, device="cpu"):
         Path(f"/dev/shm/{NAMED}{os.getpid()}-{secrets.token_hex(4)}").write_bytes(b"x")
         return super().allocate(nbytes, device)
+
+
+class DiesAtExit(Mutant):
+    def close(self):
+        super().close()
+        atexit.register(os._exit, 139)
 
 
 class CallbackUnderLock(Mutant):
@@ -423,4 +443,7 @@ def spec(factory):
 
 @hookimpl
 def pdhub_register_transports():
-    return [TransportSpec(name="named", summary="broken", config=ShmConfig, factory=NamedSegments)]
+    return [
+        TransportSpec(name=name, summary="broken", config=ShmConfig, factory=factory)
+        for name, factory in (("named", NamedSegments), ("dies", DiesAtExit))
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import re
@@ -36,12 +38,20 @@ def load(build: str) -> Any:
     version = metadata.version(f"nixl-{name}")
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
         raise PluginError(f"NIXL {version} is too old", hint=f'pip install -U "pdhub-nixl[{name}]"')
+    _load_system_verbs_first()
     try:
         return importlib.import_module(f"nixl_{name}._bindings")
     except ImportError as error:
         raise PluginError(
             f"NIXL {version} ({name}) does not load: {error}", hint=f'pip install "pdhub-nixl[{name}]"'
         ) from error
+
+
+def _load_system_verbs_first() -> None:
+    """NIXL's wheels bring a libnl-route of their own. A host that has libibverbs gets the system's too; loaded after
+    the wheel's, its destructor takes the wheel's list, and every process ends with a segmentation fault."""
+    with contextlib.suppress(OSError):  # there is none: then there is one copy only
+        ctypes.CDLL("libibverbs.so.1")
 
 
 def _torch_cuda() -> str:
