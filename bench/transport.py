@@ -1,14 +1,20 @@
-"""How fast the built-in transports move KV, against the plainest thing that moves the same bytes in the same run.
+"""How fast the transports move KV, against the plainest thing that moves the same bytes in the same run.
 
 * ``shm`` against ``memmove`` between two warm buffers of one process;
-* ``tcp`` against a raw loopback socket: one send of all bytes, received in place by another process, one byte back.
+* ``tcp`` against a raw loopback socket: one send of all bytes, received in place by another process, one byte back;
+* ``nixl`` against NIXL alone, one descriptor (``UCX_TLS`` and ``UCX_NET_DEVICES`` count for both);
+* ``mooncake`` against Mooncake alone over tcp, one range.
 
 The node is another process. Each size has two figures: *grant kept* is one chunk after the other into one landing, as
 within a hand-over; *new landing* allocates and grants a landing for every write, as from one request to the next (the
 allocation is not in the time, opening it to the writer is). Runs are interleaved; figures are medians, a ratio is
 the median of the ratios of neighbouring runs, *best* that of the fastest runs (closer to the truth on a busy machine).
 
-    python bench/transport.py [--runs 7] [--sizes 1 16 64 256] [--transport shm] [--json]
+    python bench/transport.py [--runs 7] [--sizes 1 16 64 256] [--transport shm] [--json] [--out FILE]
+
+What is recorded in ``bench/results/transport.json`` was made, on a machine without other work, with
+
+    UCX_TLS=tcp,sm,self UCX_NET_DEVICES=lo python bench/transport.py --runs 21 --out bench/results/transport.json
 """
 
 from __future__ import annotations
@@ -16,14 +22,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib.util
 import json
 import mmap
 import multiprocessing
+import os
+import platform
+import shlex
 import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -33,7 +45,10 @@ from pdhub.registry import load
 from pdhub.testing.transport_kit import SideProcess
 from pdhub.testing.transport_writer import unpack_grant, unpack_metadata
 
-GOAL = 0.8
+GOALS = {"shm": 0.8, "tcp": 0.8, "nixl": 0.9, "mooncake": 0.9}
+OPTIONS = {"mooncake": {"protocol": "tcp"}}
+NEEDS = {"nixl": ("nixl_cu12", "nixl_cu13"), "mooncake": ("mooncake",)}
+DISTRIBUTIONS = ("pdhub", "nixl-cu12", "nixl-cu13", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
 MIB = 1 << 20
 
 
@@ -92,16 +107,34 @@ def raw_socket(nbytes: int) -> Iterator[Callable[[], None]]:
     listener.close()
 
 
-REFERENCES = {"shm": ("memcpy", memcpy), "tcp": ("raw socket", raw_socket)}
+def raw_nixl(nbytes: int) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    from raw.nixl_writes import raw_nixl
+
+    return raw_nixl(nbytes)
+
+
+def raw_mooncake(nbytes: int) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    from raw.mooncake_writes import raw_mooncake
+
+    return raw_mooncake(nbytes)
+
+
+REFERENCES = {
+    "shm": ("memcpy", memcpy),
+    "tcp": ("raw socket", raw_socket),
+    "nixl": ("raw NIXL", raw_nixl),
+    "mooncake": ("raw Mooncake", raw_mooncake),
+}
 
 
 class Sender:
     """This process, writing to a node in another one."""
 
     def __init__(self, name: str) -> None:
-        self.node = SideProcess(name, {})
+        options = OPTIONS.get(name, {})
+        self.node = SideProcess(name, options)
         spec = load(warn=False).transport(name)
-        self.transport = spec.factory(spec.config())
+        self.transport = spec.factory(spec.config.model_validate(options))
         self.transport.open()
         self.grant, metadata = self.landing(MIB)
         self.peer = self.transport.connect(metadata)
@@ -175,7 +208,7 @@ def measure(name: str, nbytes: int, runs: int) -> dict[str, float | int | str]:
 
 
 def show(rows: list[dict[str, float | int | str]]) -> None:
-    table = Table(title=f"KV transports, two processes (goal: ratio ≥ {GOAL})")
+    table = Table(title="KV transports, two processes (goals: " + ", ".join(f"{n} {g}" for n, g in GOALS.items()) + ")")
     for column in (
         "transport",
         "MiB",
@@ -192,20 +225,52 @@ def show(rows: list[dict[str, float | int | str]]) -> None:
     for row in rows:
         cells = [f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()]
         for index in (3, 6, 8):
-            good = float(list(row.values())[index]) >= GOAL
+            good = float(list(row.values())[index]) >= GOALS[str(row["transport"])]
             cells[index] = f"[{'green' if good else 'yellow'}]{cells[index]}[/]"
         table.add_row(*cells)
     Console().print(table)
+
+
+def installed(name: str) -> bool:
+    """Its library is there."""
+    return name not in NEEDS or any(importlib.util.find_spec(module) for module in NEEDS[name])
+
+
+def record(rows: list[dict[str, float | int | str]]) -> dict[str, object]:
+    """The figures, and where they come from."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": shlex.join(sys.argv),
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(("UCX_", "MC_"))},
+        "machine": f"{os.cpu_count()} × {model[0].partition(': ')[2] if model else platform.machine()}",
+        "load_before": LOAD_BEFORE,
+        "versions": {"python": platform.python_version(), **found},
+        "goals": GOALS,
+        "rows": rows,
+    }
+
+
+LOAD_BEFORE = round(os.getloadavg()[0], 2)
+"""Other work on the machine when this began: ratios are of one run, figures in GB/s are not comparable under load."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256], metavar="MIB")
-    parser.add_argument("--transport", choices=sorted(REFERENCES), nargs="+", default=sorted(REFERENCES))
+    parser.add_argument("--transport", choices=sorted(REFERENCES), nargs="+", help="default: all that are installed")
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    parser.add_argument("--out", type=Path, help="write the figures and where they come from")
     args = parser.parse_args()
-    rows = [measure(name, size * MIB, args.runs) for name in args.transport for size in args.sizes]
+    names = args.transport or [name for name in REFERENCES if installed(name)]
+    rows = [measure(name, size * MIB, args.runs) for name in names for size in args.sizes]
+    if args.out is not None:
+        args.out.write_text(json.dumps(record(rows), indent=1) + "\n")
     if args.json:
         print(json.dumps(rows))
     else:
