@@ -205,7 +205,18 @@ class RouterMetrics:
         waiting = GaugeMetricFamily("pdhub_router_waiting", "Requests in the queue.", labels=["pool"])
         for pool, count in self._waiting().items():
             waiting.add_metric([pool], count)
-        return [in_flight, usable, pairs, caches, left, freed, waiting, *self._turns(), *self._calibration(), *self._live()]
+        return [
+            in_flight,
+            usable,
+            pairs,
+            caches,
+            left,
+            freed,
+            waiting,
+            *self._turns(),
+            *self._calibration(),
+            *self._live(),
+        ]
 
     def _turns(self) -> Iterable[Metric]:
         """The line in front of each prefill instance."""
