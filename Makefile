@@ -9,7 +9,7 @@ PYPROJECTS := pyproject.toml $(PACKAGES:%=%/pyproject.toml)
 
 VLLM_VENV ?= $(or $(PDHUB_VLLM_VENV),.venv-vllm)
 
-.PHONY: help quickstart test test-vllm test-vllm-full check bench dist clean
+.PHONY: help quickstart test test-vllm test-vllm-full test-tilert check bench dist clean
 .DEFAULT_GOAL := help
 
 help:            ## This list
@@ -29,6 +29,10 @@ test-vllm: $(VENV)/.ready-dev $(if $(PDHUB_VLLM_VENV),,$(VLLM_VENV)/.ready)     
 test-vllm-full: $(VENV)/.ready-dev $(if $(PDHUB_VLLM_VENV),,$(VLLM_VENV)/.ready) ## All of it; output, date and commit into bench/results/
 	PDHUB_VLLM_VENV=$(VLLM_VENV) $(BIN)/python tests/vllm/tools/record.py $(ARGS)
 
+# TileRT's real decode server on the CPU, from its wheel, with NIXL; both in a directory of their own.
+test-tilert: $(VENV)/.ready-dev .venv-tilert/.ready ## TileRT's decode server on the CPU (ARGS="-k cancel")
+	PDHUB_TILERT_SITE=.venv-tilert $(BIN)/python -m pytest tests/tilert $(ARGS)
+
 check: $(VENV)/.ready-dev         ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy $(wildcard $(PACKAGES:%=%/src)) && $(BIN)/lint-imports
 
@@ -39,7 +43,7 @@ dist: $(VENV)/.ready-dev          ## Every wheel, into dist/
 	rm -rf dist && for package in . $(PACKAGES); do $(BIN)/python -m build -q --wheel --no-isolation --outdir dist $$package || exit 1; done
 
 clean:           ## Remove what the other targets made
-	rm -rf $(VENV) .venv-vllm dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .venv-tilert dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@echo "making $(VENV)" >&2 && $(PYTHON) -m venv $(VENV)
@@ -54,6 +58,9 @@ $(VENV)/.ready: $(PYPROJECTS) $(VENV)/.torch
 
 $(VLLM_VENV)/.ready: $(wildcard tests/vllm/tools/requirements*.txt) tests/vllm/tools/make_venv.py
 	@echo "making $(VLLM_VENV) (2 GB)" >&2 && $(PYTHON) tests/vllm/tools/make_venv.py $(VLLM_VENV) && touch $@
+
+.venv-tilert/.ready: tests/tilert/tools/requirements.txt tests/tilert/tools/make_site.py | $(VENV)/.ready-dev
+	@echo "making .venv-tilert (400 MB)" >&2 && rm -rf .venv-tilert && $(BIN)/python tests/tilert/tools/make_site.py .venv-tilert && touch $@
 
 # The native libraries of the transports are for their tests, which skip without them: not every machine has a build.
 $(VENV)/.ready-dev: $(VENV)/.ready
