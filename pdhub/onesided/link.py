@@ -95,6 +95,7 @@ class Link:
         self._ended = False
         self._grants = Grants()
         self._owed: set[bytes] = set()
+        self._stuck: bytes | None = None
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
@@ -171,7 +172,7 @@ class Link:
                     self._pay()
                     self._let_go()
             for token in self._grants.clear():
-                self._send(Kind.RETURNED, token)
+                self._return(token)
         except TargetGone:
             with self._lock:
                 self._over = self._over or "the target went away"
@@ -227,14 +228,14 @@ class Link:
             # way, it is seen here: they went where nobody reads, and "done" would be a lie.
             self._check(job)
         except Aborted:
-            posting.finish(TransferState.ABORTED, stopped=self._settled(flight))
+            posting.finish(TransferState.ABORTED, stopped=self._settled(flight, job))
         except StillUnderWay as error:
-            self._drop_route()
+            self._drop_route(job)
             posting.finish(TransferState.FAILED, error, stopped=False)
         except TransferFailed as error:
-            posting.finish(TransferState.FAILED, error, stopped=self._settled(flight))
+            posting.finish(TransferState.FAILED, error, stopped=self._settled(flight, job))
         except TargetGone:
-            self._settled(flight)
+            self._settled(flight, job)
             posting.finish(TransferState.FAILED, TransferFailed("the target went away"), stopped=False)
             raise
         else:
@@ -257,7 +258,7 @@ class Link:
             if time.monotonic() > spin_until:
                 time.sleep(PAUSE_S)
 
-    def _settled(self, flight: deque[Sending]) -> bool:
+    def _settled(self, flight: deque[Sending], job: Job) -> bool:
         """Pieces under way cannot be called back: wait for their end. False: they did not end in time, and the way to
         the target was dropped instead, which proves nothing at its end."""
         deadline = time.monotonic() + GIVE_UP_S
@@ -270,7 +271,7 @@ class Link:
             except TransferFailed:  # the write has failed already, or nobody wants it
                 ended, late = True, False
             if late:
-                self._drop_route()
+                self._drop_route(job)
                 return False
             if ended:
                 flight.popleft()
@@ -278,8 +279,10 @@ class Link:
                 time.sleep(PAUSE_S)
         return True
 
-    def _drop_route(self) -> None:
-        """The target's end hears that this writer is gone, not that it has stopped."""
+    def _drop_route(self, job: Job) -> None:
+        """Give the target up. The job's grant is never returned: the target hears that this writer is gone, not that it
+        has stopped."""
+        self._stuck = job.grant.data
         self._route.close()
         with self._lock:
             self._over = self._over or "the target does not take what was sent"
@@ -325,13 +328,15 @@ class Link:
         if self._current is not None and self._current.grant.data == token:
             self._owed.add(token)
         else:
-            self._send(Kind.RETURNED, token)
+            self._return(token)
 
     def _pay(self) -> None:
-        if self._over:
-            return  # perhaps pieces did not end
         while self._owed:
-            self._send(Kind.RETURNED, self._owed.pop())
+            self._return(self._owed.pop())
+
+    def _return(self, token: bytes) -> None:
+        if token != self._stuck:
+            self._send(Kind.RETURNED, token)
 
     def _send(self, kind: Kind, token: bytes) -> None:
         data = Message(kind, token).pack()
@@ -368,7 +373,7 @@ class Link:
                 self._grants.open(token, Opened(message.address, message.nbytes, device.decode()))
             except TransferFailed:
                 self._grants.refuse(token)
-                self._send(Kind.RETURNED, token)
+                self._return(token)
         elif message.kind is Kind.REFUSED:
             self._grants.refuse(token)
         elif message.kind in (Kind.REVOKED, Kind.RECALL):
