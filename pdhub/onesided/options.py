@@ -19,6 +19,9 @@ class OneSidedConfig(PluginConfig):
     max_writers: int = Field(256, ge=1, description="Control connections of writers at once; more are refused.")
     timeout_s: float = Field(10.0, gt=0, description="Longest wait for a target to answer on the control connection.")
     warm_bytes: int = Field(512 << 20, ge=0, description="Freed, registered host memory kept for the next landings.")
+    device_warm_bytes: int = Field(
+        4 << 30, ge=0, description="Freed, registered device memory kept for the next landings."
+    )
     aside_bytes: int = Field(
         4 << 30,
         ge=0,

@@ -46,7 +46,7 @@ class OneSidedTransport(Transport):
             name, config.host, config.port, self._instance, config.max_writers, self._landings
         )  # fmt: skip
         self._host_memory = HostStock(native, config.warm_bytes)
-        self._device_memory = DeviceStock(native, config.aside_bytes)
+        self._device_memory = DeviceStock(native, config.aside_bytes, config.device_warm_bytes)
         self._sources: dict[str, object] = {}
         self._links: dict[bytes, Link] = {}
         self._lock = threading.Lock()

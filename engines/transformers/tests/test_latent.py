@@ -55,8 +55,8 @@ def test_a_landing_is_loaded_also_if_prefill_wrote_draft_layers(tokens, drafts):
     source.store(memoryview(plain), 0, tokens)
     wire = torch.full((blocks, 2 + drafts, 4, 10), torch.nan)
     wire[:, :2] = torch.frombuffer(plain, dtype=torch.float32).view(blocks, 2, 4, 10)
-    landing = memoryview(bytearray(wire.numpy().tobytes()))
-    assert len(landing) == layout.landing_bytes(tokens)
+    landing = wire.flatten().view(torch.uint8)
+    assert landing.numel() == layout.landing_bytes(tokens)
     target.load([landing], tokens, layout)
     assert torch.equal(target.kv[:, :tokens], source.kv[:, :tokens])
 

@@ -20,7 +20,7 @@ def test_a_landing_round_trips(tokens):
     source, target = filled(tokens), Row(GEOMETRY, 20)
     landing = bytearray(GEOMETRY.layout("m").landing_bytes(tokens))
     source.store(memoryview(landing), 0, tokens)
-    target.load([memoryview(landing)], tokens, GEOMETRY.layout("m"))
+    target.load([torch.frombuffer(landing, dtype=torch.uint8)], tokens, GEOMETRY.layout("m"))
     assert torch.equal(target.kv[..., :tokens, :], source.kv[..., :tokens, :])
 
 
@@ -43,7 +43,7 @@ def test_the_tail_of_a_partly_filled_block_is_zero():
     landing = bytearray(b"\xff" * GEOMETRY.layout("m").landing_bytes(6))
     source.store(memoryview(landing), 0, 6)
     target = Row(GEOMETRY, 8)
-    target.load([memoryview(landing)], 8, GEOMETRY.layout("m"))
+    target.load([torch.frombuffer(landing, dtype=torch.uint8)], 8, GEOMETRY.layout("m"))
     assert torch.count_nonzero(target.kv[..., 6:, :]) == 0
 
 
@@ -71,5 +71,5 @@ def test_landings_of_shards_are_joined_by_heads(tokens):
         part.kv.copy_(source.kv[:, :, :, head : head + 1])
         shards.append(bytearray(cut.landing_bytes(tokens)))
         part.store(memoryview(shards[-1]), 0, tokens)
-    target.load([memoryview(shard) for shard in shards], tokens, cut)
+    target.load([torch.frombuffer(shard, dtype=torch.uint8) for shard in shards], tokens, cut)
     assert torch.equal(target.kv[..., :tokens, :], source.kv[..., :tokens, :])

@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 
 from pdhub.api import GroupKind, KVGroup, KVLayout
 from pdhub_transformers.attention import Feed
+from pdhub_transformers.rows import typed
 
 NAME = "pdhub_latent_rows"
 
@@ -87,11 +88,11 @@ class LatentRow:
             (geometry.layers, self.tokens, geometry.width), dtype=geometry.dtype, device=geometry.device
         )
 
-    def load(self, views: Sequence[memoryview], tokens: int, layout: KVLayout) -> None:
+    def load(self, shards: Sequence[Tensor], tokens: int, layout: KVLayout) -> None:
         """See :class:`pdhub_transformers.rows.Storage`."""
         g, layers = self.geometry, len(layout.groups[0].layers)
-        shape = (-(-tokens // g.block_tokens), layers, g.block_tokens, g.width)
-        wire = torch.frombuffer(views[0], dtype=g.dtype).narrow(0, 0, torch.Size(shape).numel()).view(shape)
+        shape = torch.Size((-(-tokens // g.block_tokens), layers, g.block_tokens, g.width))
+        wire = typed(shards[0], g.dtype, shape)
         mine = self._blocks(0, shape[0])
         mine[..., : g.rank].copy_(wire[:, : g.layers, :, : g.rank])
         self._halves(mine).copy_(wire[:, : g.layers, :, g.rank :].unflatten(-1, (g.rotary // 2, 2)))

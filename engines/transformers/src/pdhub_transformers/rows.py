@@ -65,9 +65,13 @@ class Storage(Protocol):
 
     kv: Tensor
 
-    def load(self, views: Sequence[memoryview], tokens: int, layout: KVLayout) -> None:
-        """Copy the first ``tokens`` tokens out of a landing's bytes, one view a shard. ``layout``: one that the
-        geometry accepts."""
+    def load(self, shards: Sequence[Tensor], tokens: int, layout: KVLayout) -> None:
+        """Copy the first ``tokens`` tokens out of a landing.
+
+        Args:
+            shards: the landing's bytes, uint8, one flat tensor a shard, on any device.
+            layout: one that the geometry accepts.
+        """
 
     def store(self, view: memoryview, start: int, stop: int) -> None:
         """Copy the blocks of tokens ``start`` (on a block border) to ``stop`` to the front of ``view``; the rest of
@@ -92,19 +96,20 @@ class Row:
         part = self.kv[:, :, 0, :, start : start + count * g.block_tokens]
         return part.view(g.layers, 2, g.heads, count, g.block_tokens, g.dim).permute(3, 0, 1, 2, 4, 5)
 
-    def load(self, views: Sequence[memoryview], tokens: int, layout: KVLayout) -> None:
+    def load(self, shards: Sequence[Tensor], tokens: int, layout: KVLayout) -> None:
         """See :class:`Storage`."""
         blocks = self._blocks(0, -(-tokens // self.geometry.block_tokens))
-        for view, part in zip(views, blocks.chunk(layout.shards, dim=3), strict=True):
-            part.copy_(_flat(view, part))
+        for shard, part in zip(shards, blocks.chunk(layout.shards, dim=3), strict=True):
+            part.copy_(typed(shard, part.dtype, part.shape))
 
     def store(self, view: memoryview, start: int, stop: int) -> None:
         """See :class:`Storage`."""
         count = -(-(stop - start) // self.geometry.block_tokens)
         self.kv[..., stop : start + count * self.geometry.block_tokens, :] = 0
         blocks = self._blocks(start, count)
-        _flat(view, blocks).copy_(blocks)
+        typed(torch.frombuffer(view, dtype=torch.uint8), blocks.dtype, blocks.shape).copy_(blocks)
 
 
-def _flat(view: memoryview, like: Tensor) -> Tensor:
-    return torch.frombuffer(view, dtype=like.dtype, count=like.numel()).view(like.shape)
+def typed(data: Tensor, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    """The front of flat bytes as values; a view."""
+    return data[: shape.numel() * dtype.itemsize].view(dtype).view(shape)

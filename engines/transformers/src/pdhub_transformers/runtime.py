@@ -7,6 +7,8 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
+import torch
+
 from pdhub.api import (
     AdmissionRejected,
     Capabilities,
@@ -29,6 +31,7 @@ from pdhub.api import (
 )
 from pdhub_transformers.abilities import CANCEL_WITHIN_S, FEATURES, MAX_LOGPROBS
 from pdhub_transformers.config import TransformersConfig
+from pdhub_transformers.landings import landing_device, region_bytes
 from pdhub_transformers.model import LoadedModel, load_model
 from pdhub_transformers.rows import Storage
 from pdhub_transformers.sampling import GREEDY_BELOW, Sampler, validate
@@ -58,6 +61,8 @@ class TransformersEngine(DecodeEngine):
         self._claims: dict[str, _Claim] = {}
         self._streams: dict[str, Stream] = {}
         self._claimed = 0
+        self._beside: torch.cuda.Stream | None = None
+        self._landing_device = "cpu"
         self._landings = context.landings or config.slots + 1
         self._closed = False
 
@@ -68,6 +73,9 @@ class TransformersEngine(DecodeEngine):
         model = await asyncio.to_thread(load_model, config, self._context, exact_rows=width if exact else 0)
         self._model = model
         self._rows = [model.geometry.row(model.max_context) for _ in range(self._landings)]
+        device = model.geometry.device
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._landing_device = landing_device(self._context.transport, device)
         self._worker = DecodeWorker(model, config.slots, asyncio.get_running_loop(), self._context.name)
         capabilities = Capabilities(
             features=FEATURES,
@@ -98,11 +106,17 @@ class TransformersEngine(DecodeEngine):
 
     async def inject(self, landing: Landing, handoff: Handoff) -> None:
         claim = self._claim_of(landing)
-        views = [region.view for region in landing.regions if region.view is not None]
-        if len(views) != landing.layout.shards or not 1 <= handoff.prompt_tokens <= landing.tokens:
+        if len(landing.regions) != landing.layout.shards or not 1 <= handoff.prompt_tokens <= landing.tokens:
             raise TransferFailed(f"the landing does not hold {handoff.prompt_tokens} tokens")
-        await asyncio.to_thread(claim.row.load, views, handoff.prompt_tokens, landing.layout)
+        await asyncio.to_thread(self._load, claim.row, landing, handoff.prompt_tokens)
         claim.prompt_tokens = handoff.prompt_tokens
+
+    def _load(self, row: Storage, landing: Landing, tokens: int) -> None:
+        """Returns when the row has it. On a device it is copied beside the steps of other requests."""
+        with torch.inference_mode(), torch.cuda.stream(self._beside):
+            row.load([region_bytes(region) for region in landing.regions], tokens, landing.layout)
+        if self._beside is not None:
+            self._beside.synchronize()
 
     async def decode(self, landing: Landing, request: DecodeRequest) -> AsyncIterator[TokenChunk | Finished]:
         _, worker = self._running()
@@ -164,7 +178,7 @@ class TransformersEngine(DecodeEngine):
         transport, regions = self._context.transport, []
         try:
             for _ in range(layout.shards):
-                regions.append(transport.allocate(layout.landing_bytes(tokens), "cpu"))
+                regions.append(transport.allocate(layout.landing_bytes(tokens), self._landing_device))
         except MemoryError as error:
             for region in regions:
                 transport.unregister(region.id)
