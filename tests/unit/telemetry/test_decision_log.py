@@ -54,7 +54,7 @@ def test_a_decision_is_a_document_that_any_json_reader_takes() -> None:
     kept, dropped = document["candidates"]
     assert kept["kept"]
     assert kept["scores"] == {"a": 0.25, "b": None}
-    assert kept["predicted"] == {"ttft_ms": 10.0, "tpot_ms": None, "wait_ms": None}
+    assert kept["predicted"] == {"ttft_ms": 10.0, "tpot_ms": None, "wait_ms": None, "turn_ms": 0.0}
     assert (dropped["kept"], dropped["dropped_by"], dropped["why"]) == (False, "health", "is down")
     assert document["outcome"] is None
 
