@@ -20,7 +20,11 @@ def get(url: str, timeout_s: float = 10) -> tuple[int, str]:
 
 def post(url: str, body: Any, headers: Mapping[str, str] | None = None, timeout_s: float = 300) -> tuple[int, str]:
     """POST JSON; status 0 if nobody answers."""
-    data = json.dumps(body).encode()
+    return send(url, json.dumps(body).encode(), headers, timeout_s)
+
+
+def send(url: str, data: bytes, headers: Mapping[str, str] | None = None, timeout_s: float = 300) -> tuple[int, str]:
+    """POST bytes as JSON; status 0 if nobody answers."""
     return _ask(urllib.request.Request(url, data, {"content-type": "application/json", **(headers or {})}), timeout_s)
 
 

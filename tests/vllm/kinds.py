@@ -16,6 +16,7 @@ class Kind:
         chunk: tokens that a server computes in one step; a longer prompt is computed in several.
         context: prompt plus output.
         kv: bytes of each server's KV cache.
+        args: further arguments of all servers. watched: prefill instances tell KV events and ORCA headers.
         split_args: further arguments of the servers of a prefill and decode pair; ``whole`` does without.
     """
 
@@ -25,7 +26,9 @@ class Kind:
     chunk: int = 512
     context: int = 2048
     kv: str = "128M"
+    args: tuple[str, ...] = ()
     split_args: tuple[str, ...] = ()
+    watched: bool = False
 
 
 HANDOFFS = {"pull": "nixl", "push": "nixl_push", "mooncake": "mooncake", "whole": "none"}
@@ -33,8 +36,16 @@ HANDOFFS = {"pull": "nixl", "push": "nixl_push", "mooncake": "mooncake", "whole"
 
 KINDS = {
     "tiny": Kind("qwen3", ("pull", "push", "whole")),
+    # What clients see: parsers for tools.
+    "api": Kind(
+        "qwen3",
+        ("pull", "whole"),
+        context=4096,
+        args=("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        watched=True,
+    ),
     "mooncake": Kind("qwen3", ("mooncake", "whole")),
-    "smol": Kind("smollm2", ("pull", "push", "whole"), kv="256M"),
+    "smol": Kind("smollm2", ("pull", "push", "whole"), kv="256M", watched=True),
     # On a CPU latent attention has blocks of 16, and neither chunks nor a prefix cache. vLLM's own kernel computes its
     # rotary embedding wrongly there, torch rightly (`-rotary_embedding`, below).
     "mla": Kind(

@@ -65,10 +65,19 @@ def topology(kind: Kind, pools: Sequence[str], model: Path, vllm: Path) -> dict[
                 "pools": [pool],
                 "engine": engine,
             }
+            if kind.watched:
+                instance["engine"] = _watched(engine, instance["name"], ports)
             document["prefill"].append(instance)
         node = {"name": pool, "port": ports.take(), "threads": 1}
         document["pools"].append({"name": pool, "engine": engine, "nodes": [node]})
     return document
+
+
+def _watched(engine: dict[str, Any], name: str, ports: Ports) -> dict[str, Any]:
+    """Publishes what its cache holds, and tells its load in headers."""
+    first = ports.take(2)
+    events = {"endpoint": f"tcp://127.0.0.1:{first}", "replay": f"tcp://127.0.0.1:{first + 1}"}
+    return {**engine, "config": {**engine["config"], "kv_events": {name: events}, "orca": True}}
 
 
 def _chosen(pool: str) -> dict[str, Any]:
@@ -83,6 +92,7 @@ def _engine(kind: Kind, handoff: str, vllm: Path, ports: Ports) -> dict[str, Any
             *SERVER_ARGS,
             "--max-num-batched-tokens", str(kind.chunk),
             "--kv-cache-memory-bytes", kind.kv,
+            *kind.args,
             *(kind.split_args if handoff != "none" else ()),
         ],
         "ready_within_s": 600,
