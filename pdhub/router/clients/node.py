@@ -139,9 +139,11 @@ def _served(leg: Leg) -> dict[str, Any]:
     """What a vLLM server must be told, because its connector reads no more than where the KV goes."""
     assert leg.prefill is not None
     members: dict[str, Any] = {"model": leg.prefill.config.get("model") or leg.request.model}
+    if HANDOFF_KEY not in leg.prefill.info:  # an embedded prefill instance reads the hand-over's own members
+        return members
     if leg.body.get("min_tokens"):
         members |= {"min_tokens": 1, "stop_token_ids": leg.body.get("stop_token_ids") or []}
-    if leg.body.get("tools") and HANDOFF_KEY in leg.prefill.info:
+    if leg.body.get("tools"):
         # renders the same prompt; anything else is an error on a server without automatic tool choice
         members["tool_choice"] = "none"
     return members
