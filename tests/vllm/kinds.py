@@ -17,6 +17,7 @@ class Kind:
         context: prompt plus output.
         kv: bytes of each server's KV cache.
         args: further arguments of all servers. watched: prefill instances tell KV events and ORCA headers.
+        told: push: the configuration says the instance's `engine_id`; else the router learns it from its first answer.
         split_args: further arguments of the servers of a prefill and decode pair; ``whole`` does without.
     """
 
@@ -26,6 +27,7 @@ class Kind:
     chunk: int = 512
     context: int = 2048
     kv: str = "128M"
+    told: bool = True
     args: tuple[str, ...] = ()
     split_args: tuple[str, ...] = ()
     watched: bool = False
@@ -45,7 +47,7 @@ KINDS = {
         watched=True,
     ),
     "mooncake": Kind("qwen3", ("mooncake", "whole")),
-    "smol": Kind("smollm2", ("pull", "push", "whole"), kv="256M", watched=True),
+    "smol": Kind("smollm2", ("pull", "push", "whole"), kv="256M", watched=True, told=False),
     # On a CPU latent attention has blocks of 16, and neither chunks nor a prefix cache. vLLM's own kernel computes its
     # rotary embedding wrongly there, torch rightly (`-rotary_embedding`, below).
     "mla": Kind(

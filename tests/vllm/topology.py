@@ -87,7 +87,7 @@ def _chosen(pool: str) -> dict[str, Any]:
 def _engine(kind: Kind, handoff: str, vllm: Path, ports: Ports) -> dict[str, Any]:
     serve: dict[str, Any] = {
         "command": [str(vllm), "serve"],
-        "env": dict(SERVER_ENV),
+        "env": {**SERVER_ENV, "PYTHONPATH": str(SHIMS)},
         "args": [
             *SERVER_ARGS,
             "--max-num-batched-tokens", str(kind.chunk),
@@ -101,10 +101,9 @@ def _engine(kind: Kind, handoff: str, vllm: Path, ports: Ports) -> dict[str, Any
     if handoff in ("nixl", "nixl_push"):
         config["side_channel_port"] = ports.take(2)  # the instance's, then the node's
         serve["kv_buffer_device"] = "cpu"
-    if handoff == "nixl_push":
+    if handoff == "nixl_push" and kind.told:
         config["engine_id"] = "prefill-push"
     if handoff == "mooncake":
         config["bootstrap_port"] = ports.take()
         serve |= {"connector": "MooncakeCpuConnector", "connector_module": "mooncake_cpu", "mooncake_protocol": "tcp"}
-        serve["env"]["PYTHONPATH"] = str(SHIMS)
     return {"type": "vllm", "config": config}
