@@ -158,6 +158,11 @@ class Transport(ABC):
         Returns the region to use in :class:`WriteOp`. Raises ``ValueError`` if this memory cannot be used.
         """
 
+    def read(self, region: Region) -> memoryview | None:
+        """A region of this side as bytes of host memory: its view, or a copy of what is on a device. None if it cannot
+        be read. May block; for digests and measurements."""
+        return region.view
+
     @abstractmethod
     def unregister(self, region_id: str) -> None:
         """Free an allocated region or forget a registered one. Idempotent. Only after every transfer from it

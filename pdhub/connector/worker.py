@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from pdhub import __version__
-from pdhub.api.errors import ConfigError
 from pdhub.api.layout import KVLayout
 from pdhub.api.request import Feature
 from pdhub.api.transport import Transport
@@ -105,8 +104,6 @@ class Worker:
         transport = spec.factory(spec.config.model_validate(options.transport_config))
         caps = transport.open()
         self._transport = transport
-        if options.verify and device.type == "cuda" and "cuda" in caps.devices:
-            raise ConfigError("digests need staging in host memory", where="kv_connector_extra_config.verify")
         most = piece_tokens(self._plan, min(options.chunk_tokens, most_tokens), options.staging_bytes)
         self._pump = Pump(
             lambda on_slot: Sender(

@@ -39,7 +39,7 @@ class FarSide:
         return grant, PeerMetadata(self._name, base64.b64decode(found["metadata"]))
 
     def checksum(self, grant: Grant) -> int | None:
-        """CRC-32 of a landing; None if it is not in host memory."""
+        """CRC-32 of a landing; None if it cannot be read."""
         found: int | None = self._ask("checksum", region=grant.region_id)
         return found
 

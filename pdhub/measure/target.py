@@ -41,7 +41,7 @@ class Target:
 
     def checksum(self, region: str) -> int | None:
         """None for memory that cannot be read from here."""
-        view = self._regions[region].view
+        view = self._transport.read(self._regions[region])
         return None if view is None else zlib.crc32(view)
 
     def free(self, region: str) -> None:

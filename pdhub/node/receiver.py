@@ -23,7 +23,7 @@ from pdhub.api.errors import (
     RequestCancelled,
     RequestError,
 )
-from pdhub.api.transport import Transport
+from pdhub.api.transport import Region, Transport
 from pdhub.core.lease import LeaseTable
 from pdhub.core.lease_effects import (
     Effect,
@@ -155,6 +155,10 @@ class Receiver:
         except Exception as error:
             log.exception("transfer %s: the engine failed to claim", request.transfer_id)
             raise EngineFailed("the engine could not reserve memory") from error
+
+    def read(self, region: Region) -> memoryview | None:
+        """A landing's bytes, for digests. Blocks."""
+        return self._transport.read(region)
 
     def cancel(self, transfer_id: str, reason: str) -> None:
         """End a transfer in whatever state it is. Idempotent."""

@@ -20,6 +20,7 @@ from pdhub.api.errors import (
     RequestError,
     TransferFailed,
 )
+from pdhub.api.transport import Region
 from pdhub.core.digest import landing_digest
 from pdhub.core.lease_state import Lease
 from pdhub.node.blocking import in_thread
@@ -128,11 +129,12 @@ class DecodeStream:
             return
         landing = lease.landing.landing
         for rank, region in enumerate(landing.regions):
-            said, view = lease.writers[rank].digest, region.view
-            if view is None:
-                raise TransferFailed("digest cannot be checked: the landing is not in host memory")
+            said = lease.writers[rank].digest
 
-            def compute(view: memoryview = view) -> str:
+            def compute(region: Region = region) -> str:
+                view = self._receiver.read(region)
+                if view is None:
+                    raise TransferFailed("digest cannot be checked: the landing cannot be read")
                 return landing_digest(view, landing.layout, landing.tokens, lease.tokens)
 
             found = await in_thread(compute, "pdhub-digest")

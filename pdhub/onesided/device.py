@@ -7,7 +7,7 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pdhub.api import PluginError
+from pdhub.api import PluginError, Region
 from pdhub.onesided.memory import _numbers
 from pdhub.onesided.native import Native
 from pdhub.transports.memory import rounded
@@ -124,6 +124,25 @@ class DeviceStock:
                 pool = self._pools[device] = torch.cuda.MemPool()
         context: AbstractContextManager[None] = torch.cuda.use_mem_pool(pool, device)
         return context
+
+
+def host_copy(region: Region) -> memoryview:
+    """A region's bytes in host memory."""
+    torch = _torch()
+    return memoryview(torch.as_tensor(_Foreign(region), device=region.device).cpu().numpy())
+
+
+class _Foreign:
+    """Device memory that torch did not hand out itself, as torch can look at it."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.__cuda_array_interface__ = {
+            "shape": (region.nbytes,),
+            "typestr": "|u1",
+            "data": (region.address, False),
+            "version": 3,
+        }
 
 
 def _full_name(torch: Any, device: str) -> str:

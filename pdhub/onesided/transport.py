@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from pdhub.api import Grant, OnDone, Peer, PeerMetadata, Region, Transfer, Transport, TransportCaps, WriteOp
-from pdhub.onesided.device import DeviceMemory, DeviceStock
+from pdhub.onesided.device import DeviceMemory, DeviceStock, host_copy
 from pdhub.onesided.landings import Landings
 from pdhub.onesided.link import GIVE_UP_S, Link, OneSidedPeer
 from pdhub.onesided.memory import HostMemory, HostStock
@@ -97,6 +97,9 @@ class OneSidedTransport(Transport):
             self._regions.remove(adopted.id)
             raise
         return adopted
+
+    def read(self, region: Region) -> memoryview | None:
+        return region.view if is_cpu(region.device) else host_copy(region)
 
     def unregister(self, region_id: str) -> None:
         region = self._regions.remove(region_id)

@@ -232,8 +232,8 @@ class Session:
         return lambda slot: [WriteOp(slot.region, m.source, m.destination, m.nbytes) for m in moves]
 
     def _add_digest(self, digest: KVDigest, chunk: KVChunk, slot: Slot) -> None:
-        view, position = slot.region.view, 0
-        assert view is not None, "verify mode needs host memory"
+        view, position = self._context.transport.read(slot.region), 0
+        assert view is not None, "verify mode needs memory that can be read"
         for index, group in enumerate(self._context.layout.groups):
             blocks = chunk_blocks(group, chunk.start, chunk.stop, self.join.tokens)
             digest.add_blocks(index, blocks.start, len(blocks), view[position:])

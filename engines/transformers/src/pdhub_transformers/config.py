@@ -16,6 +16,9 @@ class TransformersConfig(PluginConfig):
         "float32", description="Type of weights and KV cache; prefill and nodes must agree."
     )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="`cpu`, `cuda` or `cuda:N`.")
+    weights: Literal["file", "random"] = Field(
+        "file", description="`random` needs a `config.json` only: for measuring speed, as vLLM's `--load-format dummy`."
+    )
     max_context: int | None = Field(
         None, ge=1, description="Tokens of prompt plus output; default is the model's limit, at most 8192."
     )

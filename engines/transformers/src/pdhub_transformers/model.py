@@ -98,7 +98,10 @@ def load_model(config: TransformersConfig, context: EngineContext, *, exact_rows
     name = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     hf_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **{name: dtype})
+        if config.weights == "random":
+            model = _random(directory, torch.device(config.device), {name: dtype})
+        else:
+            model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **{name: dtype})
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load the model at {directory}: {error}", where="model.path") from error
     model = model.eval().requires_grad_(False).to(config.device)
@@ -126,6 +129,15 @@ def load_model(config: TransformersConfig, context: EngineContext, *, exact_rows
     )
     with torch.inference_mode():
         return _prepare(loaded, exact_rows)
+
+
+def _random(directory: Path, device: torch.device, dtype: Mapping[str, torch.dtype]) -> Any:
+    """The model of a configuration, the same weights every time."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory, local_files_only=True), **dtype)
 
 
 def _geometry(model: Any, config: TransformersConfig, raw: Mapping[str, Any]) -> Geometry | LatentGeometry:
