@@ -22,7 +22,7 @@ from pdhub.config.models import ServedModel
 from pdhub.core.slo import SloReading, served_tier
 from pdhub.core.slo_classes import Trust
 from pdhub.router import sampling as sampling_rules
-from pdhub.router.openai import CHAT_PATH, COMPLETIONS_PATH, parse_request
+from pdhub.router.openai import CHAT_PATH, COMPLETIONS_PATH, ClientRequest, parse_request
 from pdhub.router.rulebook import Rulebook
 from pdhub.router.slo import read_asked
 from pdhub.router.view import Seen, view_of
@@ -80,6 +80,10 @@ class World(ABC):
     rng: random.Random
     seen: Seen | None = None
     assumed: Sequence[str] = ()
+
+    def cached(self, request: ClientRequest) -> Mapping[str, float]:
+        """What engines tell of their caches, as :attr:`RequestView.cached`. Default: nothing."""
+        return {}
 
     @abstractmethod
     def capabilities(self) -> list[Capabilities]:
@@ -174,6 +178,7 @@ def explain(world: World, raw: bytes, headers: Mapping[str, str], *, id: str) ->
         arrived_s=world.now,
         wall_s=world.wall_s,
         seen=world.seen,
+        cached=world.cached(request),
     )
     snapshot = world.snapshot(view, asked)
     decision = rules.policy.choose(view, snapshot, world.now, world.rng)

@@ -16,6 +16,7 @@ from pdhub.router.context import Context
 from pdhub.router.explain import Door, Explanation, Handoff, World, explain
 from pdhub.router.flight import Flight, new_id, safe_id
 from pdhub.router.line import Line
+from pdhub.router.openai import ClientRequest
 from pdhub.router.prefills import picture
 
 
@@ -37,6 +38,9 @@ class _Live(World):
         self.rng = random.Random()
         self.rng.setstate(context.rng.getstate())
         self.seen = context.fleet.latency.seen_tokens
+
+    def cached(self, request: ClientRequest) -> Mapping[str, float]:
+        return self._context.caches.shares(request)
 
     def capabilities(self) -> list[Capabilities]:
         return [pool.capabilities for pool in self._context.fleet.pools.values()]

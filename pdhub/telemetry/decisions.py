@@ -73,6 +73,7 @@ def request_document(request: RequestView) -> dict[str, Any]:
         "stream": request.stream,
         "tenant": request.tenant,
         "priority": request.priority,
+        **({"cached": dict(request.cached)} if request.cached else {}),
     }
 
 
