@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pdhub.api import Capabilities, EngineClient, EngineSpec, Stability, hookimpl
+from pdhub.api import Capabilities, Command, CommandSpec, EngineClient, EngineSpec, Operate, Stability, hookimpl
 from pdhub_tilert.abilities import declared
 from pdhub_tilert.config import TileRTConfig
 
@@ -19,6 +19,18 @@ def _declares(config: TileRTConfig) -> Capabilities:
     return declared(config)
 
 
+def _operate(config: TileRTConfig) -> Operate:
+    from pdhub_tilert.operate import TileRTOperate
+
+    return TileRTOperate(config)
+
+
+def _command() -> Command:
+    from pdhub_tilert.command import TileRTCommand
+
+    return TileRTCommand()
+
+
 @hookimpl
 def pdhub_register_engines() -> Iterable[EngineSpec]:
     return [
@@ -28,6 +40,19 @@ def pdhub_register_engines() -> Iterable[EngineSpec]:
             config=TileRTConfig,
             stability=Stability.ALPHA,
             client=_client,
+            operate=_operate,
             declares=_declares,
+        )
+    ]
+
+
+@hookimpl
+def pdhub_register_commands() -> Iterable[CommandSpec]:
+    return [
+        CommandSpec(
+            name="tilert",
+            summary="How the servers of a TileRT topology are started; start one; convert a model's weights.",
+            stability=Stability.ALPHA,
+            factory=_command,
         )
     ]
