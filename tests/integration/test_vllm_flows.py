@@ -363,3 +363,23 @@ async def test_kv_that_decode_lets_go_of_is_not_counted():
         status, _, _ = await w.ask(prompt="x", max_tokens=4)
         assert status == 400
         assert await leased(w) == [0, 0, 0]
+
+
+async def test_load_in_the_headers_of_answers_is_newer_than_the_last_probes_and_stays_inside():
+    async with world("nixl", options={"orca": True}, router={"probe_interval_s": 60}) as w:
+        instance = w.running.router.context.fleet.prefills["p0"]
+        assert (instance.load.waiting, instance.load.kv_usage) == (1, 0.25)
+        seen = []
+
+        async def answer(request):
+            body = json.loads(await request.read())
+            reply = await w.prefill._answer(request, body, False)
+            seen.append(request.headers.get("endpoint-load-metrics-format"))
+            reply.headers["endpoint-load-metrics"] = "TEXT named_metrics.num_requests_waiting=7.0"
+            return reply
+
+        w.prefill.script = answer
+        status, _, headers = await w.ask(prompt="x", max_tokens=2)
+        assert (status, seen) == (200, ["TEXT"])
+        assert (instance.load.waiting, instance.load.running, instance.load.kv_usage) == (7, 2, 0.25)
+        assert "endpoint-load-metrics" not in headers

@@ -1,5 +1,7 @@
 """The calls that the clients describe. No server, no router."""
 
+from dataclasses import replace
+
 import pytest
 from pdhub_vllm.client import client_of
 from pdhub_vllm.config import Handoff, VLLMConfig
@@ -9,6 +11,7 @@ from pdhub.api import (
     Base,
     Bind,
     EngineFailed,
+    EngineLoad,
     Feature,
     Freed,
     InvalidRequest,
@@ -222,3 +225,35 @@ def test_loads_of_ranks_are_added_and_what_is_missing_is_unknown():
     assert (load.running, load.waiting, load.kv_usage) == (5, None, 0.75)
     assert read_load('vllm:gpu_cache_usage_perc{engine="0"} 0.1').kv_usage == 0.1
     assert read_load("nonsense\n\x00") == read_load("")
+
+
+def test_other_sources_of_load_and_what_they_leave_unknown():
+    alone = client("none", server_load=True)
+    assert alone.load(Target("d", "http://h:1")).path == "/load"
+    assert alone.parse_load({"server_load": 3}) == EngineLoad(running=3)
+    assert alone.parse_load({"server_load": "3"}) == EngineLoad()
+    assert client("none").told_load({"endpoint-load-metrics": "TEXT named_metrics.num_requests_waiting=1"}) is None
+    asking = client("nixl", orca=True)
+    text = "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=2.0"
+    assert asking.told_load({"endpoint-load-metrics": text}) == EngineLoad(waiting=2, kv_usage=0.25)
+    assert asking.told_load({"endpoint-load-metrics": "TEXT named_metrics.kv_cache_usage_perc=nan"}) is None
+    assert asking.told_load({}) is None
+
+
+@pytest.mark.parametrize("handoff", ["nixl", "nixl_push", "mooncake", "none"])
+def test_each_leg_asks_for_the_header_if_its_server_is_to_tell(handoff):
+    made, name = client(handoff), "endpoint-load-metrics-format"
+    known = {"bootstrap": {"0": {"engine_id": "e"}}}
+    for prefill, decode in ((True, False), (False, True)):
+        asked = leg(answer=dict(PARAMS), info=known, orca=prefill)
+        asked = replace(asked, decode=Target("d", "http://d:1", config={"orca": decode}))
+        assert (name in made.decode(asked).headers) is decode
+        if handoff != "none":
+            assert (name in made.prefill(asked).headers) is prefill
+
+
+def test_a_node_has_a_feed_for_each_of_its_caches():
+    events = {"d": {"endpoint": "tcp://10.0.0.1:5557", "replay": "tcp://10.0.0.1:5657"}}
+    made = client("nixl", kv_events=events, data_parallel=2)
+    assert len(made.cache_feeds(Target("d", "http://h:1"))) == 2
+    assert list(made.cache_feeds(Target("other", "http://h:1"))) == []

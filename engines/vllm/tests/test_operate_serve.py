@@ -274,3 +274,20 @@ def test_what_else_cannot_work() -> None:
     other = NodeSpec("t", "prefill", None, "http://x:1", "transformers", host="x", port=1)
     foreign = messages(other, node("d", 2, pool="x"), serves={"t": ["x"]})
     assert "'t' is no vLLM server (transformers)" in foreign
+
+
+def test_what_servers_must_publish_they_are_told() -> None:
+    events = {"d0": {"endpoint": "tcp://10.0.0.2:5557", "replay": "tcp://10.0.0.2:5558", "topic": "kv"}}
+    whole = pull(kv_events=events, server_load=True)
+    flags, _ = started(whole, "d0")
+    assert json.loads(flags["--kv-events-config"] or "") == {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "topic": "kv",
+        "endpoint": "tcp://*:5557",
+        "replay_endpoint": "tcp://*:5558",
+    }
+    assert "--enable-server-load-tracking" in flags
+    assert "--kv-events-config" not in started(whole, "p")[0]
+    nobody = pull(kv_events={"d9": events["d0"]})
+    assert any("'d9' is none" in finding.message for finding in refusals(nobody))

@@ -85,9 +85,9 @@ class VLLMClient(EngineClient):
             ZmqFeed(ranked(source.endpoint, r), source.replay and ranked(source.replay, r), source.topic) for r in ranks
         ]
 
-    def asks(self) -> dict[str, str]:
-        """Headers of every leg."""
-        return {"endpoint-load-metrics-format": "TEXT"} if self._config.orca else {}
+    def asks(self, server: Target | None) -> dict[str, str]:
+        """Headers of a leg. A prefill instance has options of its own."""
+        return {"endpoint-load-metrics-format": "TEXT"} if server and server.config.get("orca") else {}
 
     def relayed(self, leg: Leg, **patch: Any) -> Call:
         """The decode leg: the client's body, relayed back, under the model's name there.
@@ -115,7 +115,7 @@ class AggregatedClient(VLLMClient):
         return None
 
     def decode(self, leg: Leg) -> Call:
-        return self.relayed(leg, headers=self.asks())
+        return self.relayed(leg, headers=self.asks(leg.decode))
 
 
 def client_of(config: VLLMConfig) -> EngineClient:

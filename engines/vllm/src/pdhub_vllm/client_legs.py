@@ -43,7 +43,7 @@ class SplitClient(VLLMClient):
             base=Base.PREFILL,
             set=changes,
             drop=PREFILL_DROP,
-            headers=self.leg_headers(leg) | self.rank_header(leg) | self.asks(),
+            headers=self.leg_headers(leg) | self.rank_header(leg) | self.asks(leg.prefill),
         )
 
     def decode(self, leg: Leg) -> Call:
@@ -57,7 +57,7 @@ class SplitClient(VLLMClient):
                 changes["prompt"] = ids
         drop = frozenset({"prompt_logprobs"}) if leg.body.get("prompt_logprobs") is not None else frozenset()
         changes["kv_transfer_params"] = params
-        return self.relayed(leg, set=changes, drop=drop, headers=self.leg_headers(leg) | self.asks())
+        return self.relayed(leg, set=changes, drop=drop, headers=self.leg_headers(leg) | self.asks(leg.decode))
 
     def leg_headers(self, leg: Leg) -> dict[str, str]:
         """Of both legs: an id that no other attempt has. It ends up in both engines' internal request ids."""
