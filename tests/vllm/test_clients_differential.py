@@ -91,7 +91,7 @@ def judged(case: Case, pool: str, stream: bool, direct: tuple[int, str], routed:
 
 @pytest.mark.parametrize("kind", ["chat", "text", "path"])
 def test_answers_are_those_of_vllm(world, full, kind):
-    """Of the selection every third case is streamed or not by turns; everything is in the full run."""
+    """Of bad requests the selection takes every third; all are in the full run."""
     chosen = [case for case in CASES.values() if case.name.split("-")[0] == kind]
     if not full:
         chosen = [c for i, c in enumerate(chosen) if "bad" not in c.name or i % 3 == 0 or intended(c.name, "whole")]
