@@ -1,6 +1,7 @@
 """The stream of a decode server, however it is cut, and what its last line means."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,7 @@ def done(n, reason="stop", **timing):
 def read(data, cuts=(), **options):
     parser = TileRTFrames(options.pop("first", 7), options.pop("max_tokens", 99), **options)
     items, edges = [], [0, *sorted(cuts), len(data)]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         items += parser.feed(data[a:b])
     parser.eof()
     return items, parser
