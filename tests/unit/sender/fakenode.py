@@ -19,6 +19,7 @@ from pdhub.api import (
     Transfer,
     TransferFailed,
     TransferState,
+    Transport,
     WriteOp,
 )
 from pdhub.testing.memory import MemoryPeer, MemoryTransport
@@ -37,9 +38,9 @@ def until(condition: Callable[[], Any], what: str = "condition", seconds: float 
 class FakeNode:
     """Accepts every join into a landing of ``capacity`` tokens, unless ``answer`` says something else."""
 
-    def __init__(self, layout: KVLayout, capacity: int = 64) -> None:
+    def __init__(self, layout: KVLayout, capacity: int = 64, transport: Transport | None = None) -> None:
         self.layout, self.capacity = layout, capacity
-        self.transport = MemoryTransport()
+        self.transport: Transport = transport or MemoryTransport()
         self.transport.open()
         self.answer: Callable[[Hello | Join], ControlMessage | None] | None = None
         self.messages: list[ControlMessage] = []
@@ -88,7 +89,7 @@ class FakeNode:
 
     def default(self, message: Hello | Join) -> ControlMessage:
         if isinstance(message, Hello):
-            return Welcome("fake", "0", "memory", self.transport.export_metadata().data)
+            return Welcome("fake", "0", self.transport.name, self.transport.export_metadata().data)
         region = self.transport.allocate(self.layout.landing_bytes(self.capacity))
         self.landings[message.transfer_id] = region
         grant = self.transport.grant(region.id, "writer")

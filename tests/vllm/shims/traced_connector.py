@@ -34,7 +34,9 @@ class TracedConnector(PDHubConnector):
     def _changed(self) -> list[str]:
         now = _functions()
         return sorted(
-            name for (owner, name), value in self._before.items() if now.get((owner, name), value) is not value
+            name
+            for (owner, name), value in self._before.items()
+            if now.get((owner, name), value) is not value and name not in _VLLMS_OWN
         )
 
     def _tell(self, what: dict[str, Any]) -> None:
@@ -43,6 +45,8 @@ class TracedConnector(PDHubConnector):
 
 
 _RUNNERS: list[Any] = []
+_VLLMS_OWN = ("vllm.envs.__getattr__",)
+"""vLLM puts a cache around it when its start is over."""
 
 
 def _functions() -> dict[tuple[Any, str], Any]:
