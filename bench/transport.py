@@ -12,9 +12,11 @@ the median of the ratios of neighbouring runs, *best* that of the fastest runs (
 
     python bench/transport.py [--runs 7] [--sizes 1 16 64 256] [--transport shm] [--json] [--out FILE]
 
-What is recorded in ``bench/results/transport.json`` was made, on a machine without other work, with
+The record in ``bench/results/transport.json`` is made with
 
     UCX_TLS=tcp,sm,self UCX_NET_DEVICES=lo python bench/transport.py --runs 21 --out bench/results/transport.json
+
+and its ``load_before`` says how busy the machine was: then only the ratios mean something.
 """
 
 from __future__ import annotations
