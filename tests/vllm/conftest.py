@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fault_table import TABLE, keep, table
 from kinds import KINDS
 from world import World
 
@@ -26,6 +27,15 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "world(*names): trees on which the test runs (kinds.KINDS); default is tiny")
+    config.addinivalue_line("markers", "kill(name): which kill it is, of test_faults_kills.IN_CI")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if TABLE:
+        terminalreporter.write_sep("-", "faults")
+        terminalreporter.write_line(table())
+        if config.getoption("--vllm-full", default=False):
+            keep()
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -73,8 +73,9 @@ SERVER_ENV = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    # UCX: loopback and shared memory, no search for RDMA devices. NIXL: sleep between polls (tools/make_venv.py).
-    "UCX_TLS": "tcp,sm,self",
+    # UCX: loopback, no search for RDMA devices; no shared memory, over which a stopped process can still be read and
+    # no test could hold a transfer. NIXL: sleep between polls (tools/make_venv.py).
+    "UCX_TLS": "tcp,self",
     "UCX_NET_DEVICES": "lo",
     "UCX_RCACHE_MAX_UNRELEASED": "1024",
     "NIXL_PTHR_DELAY_US": "1000",

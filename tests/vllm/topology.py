@@ -69,8 +69,17 @@ def topology(kind: Kind, pools: Sequence[str], model: Path, vllm: Path) -> dict[
                 instance["engine"] = _watched(engine, instance["name"], ports)
             document["prefill"].append(instance)
         node = {"name": pool, "port": ports.take(), "threads": 1}
+        if engine["config"]["handoff"] != "none":
+            engine = _refusing(engine)
         document["pools"].append({"name": pool, "engine": engine, "nodes": [node]})
     return document
+
+
+def _refusing(engine: dict[str, Any]) -> dict[str, Any]:
+    """Can be told to refuse requests (``shims/refuse.py``)."""
+    serve = engine["config"]["serve"]
+    serve = {**serve, "args": [*serve["args"], "--middleware", "refuse.Refuse"]}
+    return {**engine, "config": {**engine["config"], "serve": serve}}
 
 
 def _watched(engine: dict[str, Any], name: str, ports: Ports) -> dict[str, Any]:
