@@ -42,7 +42,8 @@ class PrefillChoice(Policy):
         shares = self._affinity.score(request, kept, now)
         rows = []
         for (pool, node), share in zip(kept, shares, strict=True):
-            uncached = request.prompt_tokens * (1 - share * self._config.hit)
+            hit = 1.0 if node.name in request.cached else self._config.hit  # told by the engine, or guessed
+            uncached = request.prompt_tokens * (1 - share * hit)
             work = node.pending_tokens + uncached
             rows.append((work, node.in_flight, mix(seed, node.name), pool.name, node.name, share))
         rows.sort()
