@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,36 @@ def test_vllm_servers_have_a_command(name: str, capsys: pytest.CaptureFixture[st
         if "--kv-transfer-config" in made["argv"]:
             ports.add((node.host, made["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"]))
     assert len(ports) == sum(1 for node in topology(load_plan(path)).nodes if node.config["handoff"] != "none")
+
+
+@pytest.mark.parametrize("name", ["tilert", "tilert-slo"])
+def test_tilerts_topologies_have_commands_that_agree(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("pdhub_vllm", "pdhub_tilert"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    path = next(path for path in CONFIGS if path.stem == name)
+    with pytest.raises(SystemExit) as checked:
+        main(["check", str(path), "--set", f"model.path={tmp_path}"])
+    assert checked.value.code == 0, capsys.readouterr()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as done:
+        main(["tilert", "command", str(path), "--json"])
+    told = capsys.readouterr()
+    assert (done.value.code, told.err) == (0, "")
+    made = json.loads(told.out)
+    node, prefill = made["tilert-0"], made["prefill-0"]
+    transfer = json.loads(prefill["argv"][prefill["argv"].index("--kv-transfer-config") + 1])
+    children = transfer["kv_connector_extra_config"].get("connectors", [transfer])
+    (child,) = [child for child in children if child["kv_connector"] == "TileRTConnector"]
+    words = dict(pairwise(node["argv"]))
+    assert child["kv_connector_extra_config"] == {
+        "tilert_model": words["--model"],
+        "tilert_max_seq_len": int(words["--max-seq-len"]),
+        "tilert_transport": words["--transport"],
+    }
+    assert prefill["env"]["TILERT_PD_SENDERS"] == node["env"]["TILERT_PD_SENDERS"]
+    assert len(children) == (2 if name == "tilert-slo" else 1)
 
 
 def test_pull_and_push_cannot_share_an_instance(capsys: pytest.CaptureFixture[str]) -> None:
