@@ -13,6 +13,7 @@ from typing import Any
 
 from pdhub.api import Grant, PeerMetadata
 from pdhub.api.errors import PluginError
+from pdhub.config.settings import child_environment
 
 
 class FarSide:
@@ -24,7 +25,7 @@ class FarSide:
             [sys.executable, "-m", "pdhub.measure.target", name, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=child_environment({"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}),
         )
         try:
             self._answer()
