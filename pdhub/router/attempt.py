@@ -52,7 +52,7 @@ _CHECK_S = 0.25
 
 WRITTEN_S = 5.0
 """KV whose writer dies later than so long after its prefill was computed has been written: what takes longer is the
-answer, of which a client that does not stream hears nothing before its end."""
+answer, of which a client that does not stream hears nothing before its end. A stream that has not begun has no KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class Attempt:
         if self._answered_at is None:
             return
         waited = self._context.clock() - self._answered_at
-        if instance.gone and waited < WRITTEN_S:
+        if instance.gone and (self._request.stream or waited < WRITTEN_S):
             raise TransferFailed(f"'{instance.name}' went away during the hand-over")
         late = waited > self._context.plan.config.handoff.deadline_s
         if late and self._computing is not None and self._request.stream:

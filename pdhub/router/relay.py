@@ -117,6 +117,7 @@ class Upstream:
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
+        self._lost: set[str] = set()
 
     async def start(self) -> None:
         """Call on the loop that will use it."""
@@ -165,8 +166,12 @@ class Upstream:
         except TimeoutError as error:  # aiohttp's own time-outs are TimeoutErrors too
             raise UpstreamTimeout(f"'{endpoint.name}' did not answer in time") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            log.warning("'%s' at %s cannot be reached: %r", endpoint.name, endpoint.url, error)
+            # Said once until it can be reached again: it is probed every second.
+            level = logging.DEBUG if endpoint.url in self._lost else logging.WARNING
+            self._lost.add(endpoint.url)
+            log.log(level, "'%s' at %s cannot be reached: %r", endpoint.name, endpoint.url, error)
             raise Unreachable(f"'{endpoint.name}' cannot be reached") from error
+        self._lost.discard(endpoint.url)
         return UpstreamReply(response, endpoint.name, timeouts.idle_s)
 
     async def close(self) -> None:

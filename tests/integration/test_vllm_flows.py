@@ -302,6 +302,29 @@ async def test_a_prefill_instance_that_dies_after_its_answer_does_not_leave_deco
         assert not fleet.prefills["p0"].learned
 
 
+async def test_a_stream_that_has_not_begun_ends_with_its_prefill_instance_however_late(monkeypatch):
+    monkeypatch.setattr("pdhub.router.attempt.WRITTEN_S", 0.0)
+    async with world("nixl_push", options={"engine_id": "e"}, engine_id="e", router={"retries": 0}) as w:
+        w.prefill.writes = False
+        asking = asyncio.create_task(w.ask(prompt="x", max_tokens=4, stream=True))
+        fleet = w.running.router.context.fleet
+        while not w.decode.bodies or fleet.prefills["p0"].in_flight:
+            await asyncio.sleep(0.01)
+        await w.prefill.close()
+        status, body, _ = await asking
+        assert (status, json.loads(body)["error"]["code"]) == (502, "transfer_failed")
+
+
+async def test_a_server_that_is_gone_is_said_once(caplog):
+    async with world("nixl", router={"probe_interval_s": 0.02}) as w:
+        endpoint = w.running.router.context.fleet.prefills["p0"]
+        await w.prefill.close()
+        while endpoint._misses < 5:
+            await asyncio.sleep(0.02)
+        said = [r for r in caplog.records if "'p0'" in r.message and "cannot be reached" in r.message]
+        assert len([r for r in said if r.name == "pdhub.router.relay" and r.levelname == "WARNING"]) == 1
+
+
 async def test_kv_that_never_comes_ends_a_stream_at_the_hand_overs_deadline():
     sections = {"handoff": {"deadline_s": 0.4}}
     async with world("nixl_push", options={"engine_id": "e"}, engine_id="e", router={"retries": 0}, **sections) as w:
