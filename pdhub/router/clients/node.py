@@ -69,6 +69,7 @@ class NodeClient(EngineClient):
         return Call("POST", "/claim", set=msgspec.to_builtins(body))
 
     def prefill(self, leg: Leg) -> Call:
+        assert leg.prefill is not None
         claim = _convert(leg.claim or {}, ClaimReply)
         params = HandoffParams(
             transfer_id=leg.transfer_id,
@@ -89,6 +90,9 @@ class NodeClient(EngineClient):
             "return_token_ids": True,
             "kv_transfer_params": {HANDOFF_KEY: msgspec.to_builtins(params)},
         }
+        if leg.body.get("seed") is None and HANDOFF_KEY in leg.prefill.info:
+            # drawn by the host: vLLM samples seeded requests apart, and on a CPU one in several chunks ends its engine
+            members.pop("seed", None)
         if leg.request.logprobs is not None:
             members["return_tokens_as_token_ids"] = True
         prompt = leg.body.get("prompt")

@@ -53,6 +53,24 @@ def test_vllm_servers_have_a_command(name: str, capsys: pytest.CaptureFixture[st
     assert len(ports) == sum(1 for node in topology(load_plan(path)).nodes if node.config["handoff"] != "none")
 
 
+def test_pdhubs_connector_stands_beside_vllms_in_one_instance(capsys: pytest.CaptureFixture[str]) -> None:
+    for package in ("pdhub_vllm", "pdhub_transformers"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    path = next(path for path in CONFIGS if path.stem == "vllm-pdhub")
+    with pytest.raises(SystemExit) as done:
+        main(["vllm", "command", str(path), "prefill-0", "--json"])
+    assert done.value.code == 0
+    argv = json.loads(capsys.readouterr().out)["argv"]
+    transfer = json.loads(argv[argv.index("--kv-transfer-config") + 1])
+    assert transfer["kv_connector"] == "MultiConnector"
+    stock, ours = transfer["kv_connector_extra_config"]["connectors"]
+    assert stock["kv_connector"] == "NixlConnector"
+    assert (ours["kv_connector"], ours["kv_connector_module_path"]) == ("PDHubConnector", "pdhub.connector.vllm")
+    assert ours["kv_role"] == "kv_producer"
+    extra = ours["kv_connector_extra_config"]
+    assert (extra["transport"], extra["block_tokens"], extra["port"]) == ("shm", 16, 5580)
+
+
 @pytest.mark.parametrize("name", ["tilert", "tilert-slo"])
 def test_tilerts_topologies_have_commands_that_agree(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
