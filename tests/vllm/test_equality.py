@@ -12,7 +12,7 @@ TREES = ("tiny", "mooncake", "mla", "smol")
 @pytest.fixture(scope="module")
 def asked(world, full):
     """The tree's prompts, and how many tokens each is answered with."""
-    count, tokens = {"smol": (50, 32) if full else (5, 16), "mla": (50, 24) if full else (20, 24)}.get(
+    count, tokens = {"smol": (50, 16) if full else (5, 16), "mla": (50, 24) if full else (20, 24)}.get(
         world.name, (50, 24)
     )
     return prompts(world.kind, count, lambda text: tokenize(world.single.url, text)), tokens

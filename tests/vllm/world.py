@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -157,6 +158,7 @@ class World:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                preexec_fn=_end_with_us,
             )
         self.wait_ready(READY_WITHIN_S)
 
@@ -207,6 +209,12 @@ def wait_for(what: Callable[[], bool], timeout_s: float, why: Callable[[], str])
     while not what():
         assert time.monotonic() < deadline, f"after {timeout_s:g} s: {why()}"
         time.sleep(0.1)
+
+
+def _end_with_us() -> None:
+    """In the child: SIGTERM when the test run is gone, however it went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 
 
 def _missing(document: Mapping[str, Any]) -> bool:
