@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+FLOWS = ("pull", "push", "mooncake")
+TITLE = """# Faults of real vLLM servers
+
+Written by `make test-vllm-full`: tiny Qwen3, vLLM 0.32 on a CPU. *After* counts from the fault to what the client
+sees."""
 KEPT = Path(__file__).parents[2] / "bench" / "results" / "vllm-faults.md"
 
 
@@ -23,22 +29,36 @@ class Row:
 
 
 TABLE: list[Row] = []
+HEAD = ["| flow | fault | the client sees | after | gauges idle after | next 20 right |", f"|{'---|' * 6}"]
+
+
+def line(row: Row) -> str:
+    """As Markdown."""
+    return f"| {row.flow} | {row.fault} | {row.seen} | {row.seconds:.1f} s | {row.gauges_s:.0f} s | {row.right} |"
 
 
 def table() -> str:
-    """As Markdown."""
-    lines = [
-        "| flow | fault | the client sees | after | gauges idle after | next 20 right |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in TABLE:
-        lines.append(
-            f"| {row.flow} | {row.fault} | {row.seen} | {row.seconds:.1f} s | {row.gauges_s:.0f} s | {row.right} |"
-        )
-    return "\n".join(lines)
+    """Of this run, as Markdown."""
+    return "\n".join([*HEAD, *map(line, TABLE)])
 
 
 def keep() -> None:
-    """Write it beside the other measured results."""
-    head = f"# Faults of real vLLM servers\n\n{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, `make test-vllm-full`.\n\n"
-    KEPT.write_text(f"{head}{table()}\n")
+    """Write the rows beside the other measured results, each with date and commit. A run of some of the tests replaces
+    their rows and leaves the others."""
+    run = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {_commit()}"
+    found = {}
+    if KEPT.exists():
+        for old in KEPT.read_text().splitlines():
+            cells = [cell.strip() for cell in old.strip("| ").split("|")]
+            if old.startswith("|") and len(cells) == 7 and cells[0] != "flow" and "---" not in old:
+                found[cells[0], cells[1]] = old
+    for row in TABLE:
+        found[row.flow, row.fault] = f"{line(row)} {run} |"
+    head = [f"{HEAD[0]} run |", f"{HEAD[1]}---|"]
+    lines = [*head, *(found[key] for key in sorted(found, key=lambda key: (FLOWS.index(key[0]), key[1])))]
+    KEPT.write_text(f"{TITLE}\n\n" + "\n".join(lines) + "\n")
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(command, cwd=KEPT.parent, capture_output=True, text=True, check=True).stdout.strip()
