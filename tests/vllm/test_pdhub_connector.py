@@ -58,7 +58,7 @@ def test_nothing_is_left_on_either_side(tree, asked):
     at_once(8, lambda p: token_ids(tree.router_url, p.ids, 4, tree.via(NODES)), asked[:8])
     tree.prefill.wait_idle()
     wait_for(lambda: not tree.node_load()["leases"], 30, lambda: str(tree.node_load()))
-    assert tree.node_load()["quarantined"] == 0
+    assert not tree.node_load().get("quarantined")
 
 
 def test_requests_of_two_kinds_in_the_same_steps(tree, asked, expected):
