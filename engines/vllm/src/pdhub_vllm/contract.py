@@ -168,7 +168,14 @@ NEEDS: Final = (
             "start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "get_num_new_matched_tokens",
             "update_state_after_alloc", "build_connector_meta", "request_finished", "request_finished_all_groups",
             "SupportsHMA", "get_finished", "register_kv_caches", "on_new_request", "has_pending_push_work",
+            "bind_connector_metadata", "handle_preemptions", "update_connector_output",
         ),
+    ),
+    Need(
+        "connector: failures told to the scheduler",
+        _KV + "v1/base.py",
+        ("KVConnectorWorkerMetadata", "build_connector_worker_meta"),
+        "the answer does not say that pdhub's hand-over failed, the node alone does",
     ),
 )  # fmt: skip
 
