@@ -86,10 +86,11 @@ def _children(plan: Plan, prefill: NodeSpec, bare: Topology) -> tuple[Mapping[st
 
 
 def _child(plan: Plan, node: NodeSpec, pool: str, bare: Topology) -> Mapping[str, Any] | None:
-    if plan.pools[pool].spec.client is None:
-        return connector(plan, pool)
     operate = operate_of(plan, node)
-    return operate.prefill_child(node, bare) if operate is not None else None
+    child = operate.prefill_child(node, bare) if operate is not None else None
+    if child is None and plan.pools[pool].spec.client is None:
+        return connector(plan, pool)
+    return child
 
 
 def connector(plan: Plan, pool: str) -> Mapping[str, Any]:

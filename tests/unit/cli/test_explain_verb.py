@@ -216,7 +216,8 @@ def test_the_hand_over_is_part_of_the_answer(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main([*words, "--json"])
     told = json.loads(capsys.readouterr().out)
-    assert told["handoff"] == {"bind": "early", "prefill": "prefill-0", "reason": "least-loaded"}
+    line = {"tokens_ahead": 0, "wait_ms": None}
+    assert told["handoff"] == {"bind": "early", "prefill": "prefill-0", "reason": "least-loaded", **line}
     with pytest.raises(SystemExit):
         main([*words, "--node", "prefill-0=down"])
     assert "prefill   nobody    no-healthy-node" in capsys.readouterr().out

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdhub.api import ConfigError, EngineSpec, NoConfig, NodeSpec, Operate, Process, Topology
+from pdhub.api import ConfigError, EngineSpec, NoConfig, NodeSpec, Operate, Process, Topology, TransportSpec
 from pdhub.config.build import Resolved
 from pdhub.config.models import Config
 from pdhub.operate.tree import reachable, router_url, stages, topology
+from pdhub.testing.memory import MemoryTransport
 
 
 class Own(Operate):
@@ -40,7 +41,9 @@ def plan(path: Path | None = Path("hub.yaml")) -> SimpleNamespace:
     )
     toy = Resolved(EngineSpec(name="toy", summary=""), NoConfig())
     own = Resolved(EngineSpec(name="own", summary="", operate=lambda _: Own()), NoConfig())
-    return SimpleNamespace(config=config, path=path, pools={"fast": own, "slow": toy}, prefill={"p0": toy})
+    transport = Resolved(TransportSpec(name="shm", summary="", factory=lambda _: MemoryTransport()), NoConfig())
+    pools = {"fast": own, "slow": toy}
+    return SimpleNamespace(config=config, path=path, pools=pools, prefill={"p0": toy}, transport=transport)
 
 
 def test_nodes_come_before_the_router_and_prefill_comes_first() -> None:

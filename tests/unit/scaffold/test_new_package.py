@@ -64,7 +64,7 @@ def test_impossible_names_are_refused(name: str, better: str | None, tmp_path: P
 
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
-    [("transport", "shm", "already provides"), ("engine", "tilert", "-tilert"), ("transport", "nixl", "pdhub-nixl")],
+    [("transport", "shm", "already provides"), ("transport", "tilert", "-tilert"), ("engine", "nixl", "pdhub-nixl")],
 )
 def test_taken_names_are_refused(kind: str, name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
