@@ -133,8 +133,8 @@ def shape(name: str) -> Callable[[Run], Any]:
         large = name.startswith("qwen")
         kind = Kind(
             model=run.shape(name), dtype="bfloat16", random=True, pools=("nodes", "pull"), transport=NIXL,
-            gpus=run.gpus, context=33_000, step=2048, prefill_kv="24G" if large else "8G",
-            decode_kv="12G" if large else "4G", landings=5,
+            gpus=run.gpus, context=33_000, step=2048, prefill_kv="20G" if large else "8G",
+            decode_kv="12G" if large else "4G", landings=4,
         )  # fmt: skip
         with Tree(kind, run.out, name) as tree:
             return asyncio.run(_measured(run, tree, name))
@@ -162,7 +162,7 @@ async def _measured(run: Run, tree: Tree, name: str) -> dict[str, Any]:
         for tokens, runs in ((1000, few), (4000, few), (16000, few), (32000, max(3, few // 3))):
             await step(f"exposed_{tokens}", handover.exposed(legs, tokens, runs, True, rng))
         await step("cached_16000", handover.afterwards(legs, 16000, 3 if run.quick else 9, rng))
-        await step("throughput", handover.throughput(legs, 4000, 8 if run.quick else 32, 4, 1 if run.quick else 3))
+        await step("throughput", handover.throughput(legs, 4000, 8 if run.quick else 30, 3, 1 if run.quick else 5))
         await step("decode_128", handover.decode_speed(legs, 128, 64, 3, True))
         await step("decode_4096", handover.decode_speed(legs, 4096, 64, 3, True))
         await step("router_16000", handover.routed(legs, 16000, 3 if run.quick else 15, 1, ("nodes", "pull")))

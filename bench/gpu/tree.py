@@ -108,6 +108,7 @@ def _vllm(kind: Kind, gpu: int, kv: str, handoff: str, graphs: Sequence[str] = G
         "--gpu-memory-utilization", "0.1",  # only checked: the bytes above are what is taken
         "--max-num-batched-tokens", str(kind.step),
         "--disable-uvicorn-access-log",
+        "--kernel-config", '{"enable_flashinfer_autotune": false}',
         *(("--load-format", "dummy") if kind.random else ()),
         *graphs,
         *kind.args,
@@ -118,6 +119,7 @@ def _vllm(kind: Kind, gpu: int, kv: str, handoff: str, graphs: Sequence[str] = G
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TRITON_F32_DEFAULT": "ieee",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the first start, for a minute and a half
     }
     serve = {"command": [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"], "args": args, "env": env}
     config = {"handoff": handoff, "slots": 8, "max_context": kind.context, "serve": {**serve, "ready_within_s": 400}}

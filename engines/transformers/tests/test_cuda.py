@@ -18,7 +18,9 @@ pytestmark = [
 COUNT = 16
 
 
-@pytest.mark.parametrize("options", [{}, {"batching": "exact"}, {"speculation": "prompt_lookup"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"graphs": "off"}, {"batching": "exact"}, {"speculation": "prompt_lookup"}], ids=str
+)
 async def test_greedy_tokens_equal_generate(family_dir, options):
     plain = Plain(family_dir)
     prompts = [prompt_of(length, seed) for seed, length in enumerate((7, 15, 16, 17, 33, 50))]

@@ -33,6 +33,11 @@ class TransformersConfig(PluginConfig):
         description="Decode: `exact` computes each row as if it were alone, bit for bit; `fast` lets the row count "
         "change the rounding; `auto` is `exact` on CPU and `fast` on CUDA.",
     )
+    graphs: Literal["off", "on", "compiled"] = Field(
+        "on",
+        description="Decode on CUDA, not with `batching: exact`: a step of one request is one CUDA graph. `compiled` "
+        "lets torch compile it first: a start takes about a minute more, a step less.",
+    )
     speculation: Literal["none", "prompt_lookup"] = Field(
         "none", description="Decode: propose tokens that followed the same n-gram earlier and verify them in one step."
     )

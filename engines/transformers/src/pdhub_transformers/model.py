@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,16 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _UNSTABLE_ROPE = ("dynamic", "longrope")  # their angles depend on the longest request of a batch
 
 
+class Alone(Protocol):
+    """See :class:`pdhub_transformers.graph.GraphedStep`."""
+
+    def fits(self, feed: Feed) -> bool:
+        """Whether it can compute this step."""
+
+    def step(self, feed: Feed) -> Tensor:
+        """Logits ``[1, vocabulary]``, valid until the next step."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A causal language model that computes over :class:`Row` storage.
@@ -42,6 +52,7 @@ class LoadedModel:
         sampling_defaults: from the generation config.
         cache: made for each forward pass.
         together: several rows may share a forward pass.
+        alone: computes steps of one token of one request, where there is a faster way for it.
     """
 
     model: torch.nn.Module
@@ -56,9 +67,12 @@ class LoadedModel:
     forward: Callable[..., Any]
     cache: Callable[..., Any] = RowCache
     together: bool = True
+    alone: Alone | None = None
 
     def decode(self, feeds: Sequence[Feed]) -> Tensor:
-        """One step: logits ``[tokens, vocabulary]`` for every fed token, in order."""
+        """One step: logits ``[tokens, vocabulary]`` for every fed token, in order; valid until the next step."""
+        if self.alone is not None and len(feeds) == 1 and self.alone.fits(feeds[0]):
+            return self.alone.step(feeds[0])
         if self.together:
             return self._step(feeds)
         return torch.cat([self._step([one]) for feed in feeds for one in feed.single()])

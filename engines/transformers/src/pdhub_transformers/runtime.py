@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -33,11 +34,13 @@ from pdhub_transformers.abilities import CANCEL_WITHIN_S, FEATURES, MAX_LOGPROBS
 from pdhub_transformers.config import TransformersConfig
 from pdhub_transformers.landings import landing_device, region_bytes
 from pdhub_transformers.model import LoadedModel, load_model
-from pdhub_transformers.rows import Storage
+from pdhub_transformers.rows import Row, Storage
 from pdhub_transformers.sampling import GREEDY_BELOW, Sampler, validate
 from pdhub_transformers.speculation import PromptLookup
 from pdhub_transformers.stream import Stream
 from pdhub_transformers.worker import DecodeWorker
+
+_log = logging.getLogger("pdhub.transformers")
 
 
 @dataclass(slots=True)
@@ -71,11 +74,13 @@ class TransformersEngine(DecodeEngine):
         exact = config.batching == "exact" or (config.batching == "auto" and config.device == "cpu")
         width = config.slots * (config.speculation_tokens + 1 if config.speculation != "none" else 1)
         model = await asyncio.to_thread(load_model, config, self._context, exact_rows=width if exact else 0)
-        self._model = model
         self._rows = [model.geometry.row(model.max_context) for _ in range(self._landings)]
         device = model.geometry.device
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._landing_device = landing_device(self._context.transport, device)
+        if device.type == "cuda" and not exact and config.graphs != "off":
+            model = await asyncio.to_thread(_graphed, model, self._rows[0], config.graphs == "compiled")
+        self._model = model
         self._worker = DecodeWorker(model, config.slots, asyncio.get_running_loop(), self._context.name)
         capabilities = Capabilities(
             features=FEATURES,
@@ -228,3 +233,21 @@ class TransformersEngine(DecodeEngine):
                 limit=self._config.speculation_tokens,
             )
         return Stream(request, claim.row, sampler, stop_ids=stop_ids, max_context=model.max_context, lookup=lookup)
+
+
+def _graphed(model: LoadedModel, row: Storage, compiled: bool) -> LoadedModel:
+    """With its step of one request as a CUDA graph, if that can be done."""
+    if not isinstance(row, Row):
+        return model
+    name = type(model.model).__name__
+    try:
+        from pdhub_transformers.graph import GraphedStep
+
+        with torch.inference_mode(), torch.cuda.device(model.geometry.device):
+            return replace(model, alone=GraphedStep(model, row, compiled=compiled))
+    except (ImportError, RuntimeError, ValueError) as error:
+        if compiled:
+            _log.warning("%s: torch cannot compile the decode step: %s", name, error)
+            return _graphed(model, row, compiled=False)
+        _log.warning("%s: decode runs without a CUDA graph: %s", name, error)
+        return model

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -66,7 +67,8 @@ class DecodeWorker:
         self._thread.join()
 
     def _run(self) -> None:
-        with torch.inference_mode():
+        device = self._model.geometry.device
+        with torch.inference_mode(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             while True:
                 dropped, active = self._turn()
                 self._deliver([(stream, [RequestCancelled("the request was cancelled")]) for stream in dropped])
