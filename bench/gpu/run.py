@@ -4,7 +4,8 @@
 
     python3 bench/gpu/run.py --site SITE --out FOLDER PART…
 
-Parts: ``facts``, ``wire``, ``equal-nixl``, ``equal-shm``, ``equal-tcp``, ``llama-1.24b``, ``qwen3-8.19b``, ``digests``.
+Parts: ``facts``, ``wire``, ``equal-nixl``, ``equal-shm``, ``equal-tcp``, ``llama-1.24b``, ``qwen3-8.19b``, ``digests``,
+``compiled-llama-1.24b``, ``compiled-qwen3-8.19b``.
 A part that fails leaves its error in the file, and the next one runs. FOLDER gets the servers' logs.
 """
 
@@ -171,6 +172,26 @@ async def _measured(run: Run, tree: Tree, name: str) -> dict[str, Any]:
     return out
 
 
+def compiled(name: str) -> Callable[[Run], Any]:
+    """One user's decode, with a step that torch has compiled."""
+
+    def part(run: Run) -> Any:
+        kind = Kind(
+            model=run.shape(name), dtype="bfloat16", random=True, pools=("nodes", "pull"), transport=NIXL,
+            gpus=run.gpus, context=8192, prefill_kv="8G", decode_kv="8G", engine={"graphs": "compiled"},
+        )  # fmt: skip
+
+        async def measure() -> list[Any]:
+            async with Legs() as legs:
+                await handover.warm(legs, (128, 4096), True, random.Random(3))
+                return [await handover.decode_speed(legs, tokens, 128, 5, True) for tokens in (128, 4096)]
+
+        with Tree(kind, run.out, f"compiled-{name}") as tree:
+            return {"start_s": tree.started_s, "speeds": asyncio.run(measure())}
+
+    return part
+
+
 def digests(run: Run) -> Any:
     """KV of the 8.19B shape arrives as it was staged: sender and node digest every byte."""
     kind = Kind(
@@ -200,6 +221,8 @@ PARTS: dict[str, Callable[[Run], Any]] = {
     "llama-1.24b": shape("llama-1.24b"),
     "qwen3-8.19b": shape("qwen3-8.19b"),
     "digests": digests,
+    "compiled-llama-1.24b": compiled("llama-1.24b"),
+    "compiled-qwen3-8.19b": compiled("qwen3-8.19b"),
 }
 
 
