@@ -178,6 +178,9 @@ class EngineClient(ABC):
     lease_s: float | None = None
     #: how KV that nobody fetches becomes free
     freed: Freed = Freed.CLOSE
+    #: both legs at once: a decode node that was cut off keeps memory until prefill has written there, so the host makes
+    #: a prefill call that was cut off again
+    freed_by_write: bool = False
     #: the decode leg answers with tokens (:attr:`Reply.TOKENS`), so the host needs the model's tokenizer
     speaks_tokens: bool = False
     #: hand-overs that one prefill instance bears at once, from its prefill call to the status of the decode call; the

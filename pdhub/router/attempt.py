@@ -36,6 +36,7 @@ from pdhub.router.result import read_result
 from pdhub.router.sampling import with_seed
 from pdhub.router.sink import Sink
 from pdhub.router.stay import Stay
+from pdhub.router.stranded import write_at_last
 
 _NEUTRAL = (
     InvalidRequest,
@@ -97,6 +98,7 @@ class Attempt:
         self._claim: asyncio.Task[dict[str, object]] | None = None
         self._held = False
         self._asked = False
+        self._waiting = False  # decode was cut off while it waited for its KV
         self._writing = False  # it has a place among the hand-overs of the prefill instance
         self._sent = False  # the prompt went to the prefill instance, which may have taken it
         self._computing: asyncio.Task[None] | None = None
@@ -276,8 +278,16 @@ class Attempt:
             await self._watched(sink, described)
         finally:
             self._computing.cancel()
-            await asyncio.gather(self._computing, return_exceptions=True)
+            (ended,) = await asyncio.gather(self._computing, return_exceptions=True)
+            if self._waiting and self._answered_at is None and not isinstance(ended, (InvalidRequest, Unreachable)):
+                self._write_at_last(instance, call)
             instance.breaker.neutral()  # ends a trial that was cut off; a failure is told later
+
+    def _write_at_last(self, instance: Endpoint, call: Call) -> None:
+        context = self._context
+        if self._choice.pool.client.freed_by_write:
+            send = functools.partial(context.caller.document, instance, call, self._request, self._headers)
+            context.janitor.later(write_at_last(instance, self._choice.node, send, context.clock))
 
     async def _watched(self, sink: Sink, call: Call) -> bool:
         """The decode leg, while somebody else writes its KV. Once the answer has begun nothing matters of prefill."""
@@ -298,6 +308,7 @@ class Attempt:
             self._at = self._choice.node
             return decoding.result()
         finally:
+            self._waiting = not decoding.done() or isinstance(decoding.exception(), UpstreamTimeout)
             decoding.cancel()
             await asyncio.gather(decoding, return_exceptions=True)
 

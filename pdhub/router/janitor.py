@@ -1,4 +1,4 @@
-"""Work that must happen after a request is gone: telling a node to drop what it holds."""
+"""Work that must happen after a request is gone, such as telling a node to drop what it holds."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ class Janitor:
             after: a claim that may still be under way: cancelling first would leave it behind.
         """
         return self._spawn(self._cancel(send, after))
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it in the background; it reports its own failures."""
+        self._spawn(work)
 
     async def close(self, within_s: float = 5.0) -> None:
         """Wait for what is under way; what is not done after ``within_s`` seconds is given up."""

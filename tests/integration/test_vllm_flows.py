@@ -277,13 +277,40 @@ async def test_a_client_that_leaves_ends_both_legs(handoff, stream):
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await w.running.idle()
         for _ in range(100):
             if w.prefill.left and (handoff == "nixl" or w.decode.left):
                 break
             await asyncio.sleep(0.02)
         assert w.prefill.left == 1
+        w.prefill.computing.set()
+        await w.running.idle()
         assert w.decode.left == (0 if handoff == "nixl" else 1)
+
+
+@pytest.mark.parametrize("handoff", ["nixl_push", "mooncake"])
+async def test_what_decode_waits_for_is_written_after_all_once_prefill_is_idle(handoff):
+    """vLLM's push keeps decode's blocks until the write. With Mooncake they are freed by a time-out of its own."""
+    async with world(handoff, options={"engine_id": "e"}, engine_id="e") as w:
+        w.prefill.computing.clear()
+        leaving = asyncio.create_task(w.ask(prompt="x", max_tokens=4))
+        while not (w.prefill.bodies and w.decode.bodies):
+            await asyncio.sleep(0.01)
+        other = asyncio.create_task(w.ask(prompt="y", max_tokens=4))
+        while len(w.prefill.bodies) < 2:
+            await asyncio.sleep(0.01)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        while not w.prefill.left:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert len(w.prefill.bodies) == 2, "the other one goes first"
+        w.prefill.computing.set()
+        assert (await other)[0] == 200
+        while handoff == "nixl_push" and len(w.prefill.bodies) < 3:
+            await asyncio.sleep(0.01)
+        await w.running.idle()
+        assert w.prefill.bodies[2:] == (w.prefill.bodies[:1] if handoff == "nixl_push" else [])
+        assert len({h["x-request-id"] for h in w.prefill.headers}) == 2
 
 
 @pytest.mark.parametrize("handoff", ["nixl_push", "mooncake"])

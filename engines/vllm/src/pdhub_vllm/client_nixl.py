@@ -54,7 +54,8 @@ class PushClient(SplitClient):
     """``nixl_push``: both legs at once, paired by their request id. Where prefill's connector is not known yet, they
     follow one another, and prefill's answer tells it.
 
-    Decode does not time out by itself if prefill never writes: the host closes its connection.
+    Decode does not time out by itself if prefill never writes: the host closes its connection. Even then its blocks
+    stay taken until the write has come (prefill pairs it with the request by the id of the prefill call).
     """
 
     handoff = Handoff.NIXL_PUSH
@@ -62,6 +63,7 @@ class PushClient(SplitClient):
     bind = Bind.EARLY
     default_lease_s = 30.0
     freed = Freed.LEASE
+    freed_by_write = True
 
     def order_of(self, leg: Leg) -> LegOrder:
         return LegOrder.TOGETHER if coordinates(leg) is not None else LegOrder.PREFILL_FIRST
