@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +35,8 @@ HEAD = ["| flow | fault | the client sees | after | gauges idle after | next 20 
 
 def line(row: Row) -> str:
     """As Markdown."""
-    return f"| {row.flow} | {row.fault} | {row.seen} | {row.seconds:.1f} s | {row.gauges_s:.0f} s | {row.right} |"
+    gauges = "never" if math.isinf(row.gauges_s) else f"{row.gauges_s:.0f} s"
+    return f"| {row.flow} | {row.fault} | {row.seen} | {row.seconds:.1f} s | {gauges} | {row.right} |"
 
 
 def table() -> str:
