@@ -177,6 +177,8 @@ class Watch:
         for server in world.servers.values():
             if server not in (killed, keeps):
                 assert (server.pid, server.engine_pid) == self._pids[server.name], f"{server.name} died too"
+        # A node that failed twice in a row is out for two seconds, of which `/ready` says nothing.
+        wait_for(lambda: _answered(stage), 30, lambda: f"nobody answers\n{world.log()}")
         right = next_right(stage)
         for fault, seen, seconds in self._rows:
             TABLE.append(Row(stage.pool, fault, seen, seconds, gauges_s, right))
@@ -211,6 +213,12 @@ def next_right(stage: Stage) -> int:
 def new_prompt(length: int = 300) -> str:
     """Characters that no cache has; about as many tokens (byte-level tokenizers)."""
     return secrets.token_hex((length + 1) // 2)[:length]
+
+
+def _answered(stage: Stage) -> bool:
+    one = stage.ask()
+    one.join(60)
+    return one.status == 200
 
 
 def refuse(server: Server, status: int) -> None:
