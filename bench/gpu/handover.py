@@ -39,21 +39,21 @@ async def warm(legs: Legs, lengths: Sequence[int], pull: bool, rng: random.Rando
                 await legs.pulled(prompt(tokens, rng), 8)
 
 
-async def exposed(legs: Legs, tokens: int, runs: int, pull: bool, rng: random.Random) -> dict[str, Any]:
+async def exposed(legs: Legs, tokens: int, runs: int, pulls: int, rng: random.Random) -> dict[str, Any]:
     """From the complete prefill answer to the first token that decode computed, less one step of that engine.
 
     The node's first token is prefill's, so its first own is the second; vLLM's is its first. Both kinds alternate.
     """
     handed: list[Trace] = []
     pulled: list[Trace] = []
-    for _ in range(runs):
+    for run in range(runs):
         handed.append(await legs.handed(prompt(tokens, rng), 8))
-        if pull:
+        if run < pulls:
             pulled.append(await legs.pulled(prompt(tokens, rng), 8))
     out: dict[str, Any] = {"prompt_tokens": tokens, "pdhub": _exposed(handed, 1)}
     out["pdhub"]["node_handoff"] = percentiles([trace.stats["handoff_ms"] / 1e3 for trace in handed])
     out["pdhub"]["kv_bytes"] = handed[0].stats["kv_bytes"]
-    if pull:
+    if pulls:
         out["nixl_pull"] = _exposed(pulled, 0)
         out["pdhub_to_pull_p50"] = round(
             out["pdhub"]["exposed"]["p50_ms"] / max(1e-3, out["nixl_pull"]["exposed"]["p50_ms"]), 4
@@ -122,6 +122,9 @@ async def routed(legs: Legs, tokens: int, count: int, at_once: int, pools: Seque
     for pool in pools:
         traces = await gather([legs.routed(prompt(tokens, rng), 16, pool) for _ in range(count)], at_once)
         good = [trace for trace in traces if not isinstance(trace, BaseException)]
+        if not good:
+            out[pool] = {"failed": len(traces), "first_failure": str(traces[0])[:300]}
+            continue
         out[pool] = {
             "failed": len(traces) - len(good),
             "ttft": percentiles([trace.times[0] for trace in good]),

@@ -105,7 +105,8 @@ class Legs:
         await self._json("POST", f"http://127.0.0.1:{NODE}/cancel", body)
 
     async def pulled(self, prompt: Sequence[int], count: int) -> Trace:
-        """Through vLLM's NixlConnector: the decode instance fetches the blocks."""
+        """Through vLLM's NixlConnector: the decode instance fetches the blocks. Tokens are only counted: their ids come
+        with those of the whole prompt, which would take part of the measured time."""
         trace = Trace()
         begin = time.perf_counter()
         answer = await self.prefill(prompt, {"do_remote_decode": True, "do_remote_prefill": False})
@@ -117,7 +118,6 @@ class Legs:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
-            "return_token_ids": True,
             "kv_transfer_params": answer["kv_transfer_params"],
         }
         await self._stream(f"http://127.0.0.1:{PULL}/v1/completions", body, {}, begin, trace)
@@ -152,7 +152,8 @@ class Legs:
                 event = json.loads(line[6:])
                 if "error" in event:
                     raise RuntimeError(f"{url}: {event['error']}")
-                for token in (event["choices"] or [{}])[0].get("token_ids") or ():
+                choice = (event["choices"] or [{}])[0]
+                for token in choice.get("token_ids") or ([-1] if choice and "return_token_ids" not in body else ()):
                     trace.tokens.append(token)
                     trace.times.append(time.perf_counter() - begin)
 

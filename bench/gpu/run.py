@@ -145,7 +145,7 @@ def shape(name: str) -> Callable[[Run], Any]:
 
 async def _measured(run: Run, tree: Tree, name: str) -> dict[str, Any]:
     out: dict[str, Any] = {"start_s": tree.started_s}
-    few = 3 if run.quick else 30
+    few, large = (3 if run.quick else 30), name.startswith("qwen")
 
     async def step(key: str, work: Any) -> None:
         begin = time.monotonic()
@@ -160,13 +160,17 @@ async def _measured(run: Run, tree: Tree, name: str) -> dict[str, Any]:
     async with Legs() as legs:
         rng = random.Random(1)
         await step("warm", handover.warm(legs, (128, 1000, 4000, 16000, 32000), True, rng))
-        for tokens, runs in ((1000, few), (4000, few), (16000, few), (32000, max(3, few // 3))):
-            await step(f"exposed_{tokens}", handover.exposed(legs, tokens, runs, True, rng))
+        # a pull takes seconds at long prompts: fewer of them
+        for tokens, runs, pulls in ((1000, few, few), (4000, few, few), (16000, few, 10), (32000, few, 5)):
+            await step(f"exposed_{tokens}", handover.exposed(legs, tokens, runs, min(runs, pulls), rng))
         await step("cached_16000", handover.afterwards(legs, 16000, 3 if run.quick else 9, rng))
-        await step("throughput", handover.throughput(legs, 4000, 8 if run.quick else 30, 3, 1 if run.quick else 5))
+        await step(
+            "throughput",
+            handover.throughput(legs, 4000, 8 if run.quick else 30, 3, 1 if run.quick else 3 if large else 5),
+        )
         await step("decode_128", handover.decode_speed(legs, 128, 64, 3, True))
         await step("decode_4096", handover.decode_speed(legs, 4096, 64, 3, True))
-        await step("router_16000", handover.routed(legs, 16000, 3 if run.quick else 15, 1, ("nodes", "pull")))
+        await step("router_16000", handover.routed(legs, 16000, 3 if run.quick else 8, 1, ("nodes", "pull")))
         await step("router_4000_c8", handover.routed(legs, 4000, 8 if run.quick else 32, 8, ("nodes", "pull")))
         await step("faults", handover.storm(legs, tree, 8000, 8 if run.quick else 40, True))
     return out

@@ -86,7 +86,8 @@ def document(kind: Kind) -> dict[str, Any]:
     return {
         "version": 1,
         "model": {"name": "m", "path": str(kind.model)},
-        "router": {"port": ROUTER, "debug_headers": True},
+        # random weights differ from engine to engine, and so would what a pair answers
+        "router": {"port": ROUTER, "debug_headers": True, "pair_check": not kind.random},
         "handoff": {"transport": kind.transport, "staging_bytes": 1 << 30, "verify": kind.verify},
         "prefill": [
             {

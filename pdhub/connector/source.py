@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -23,6 +24,11 @@ from pdhub.connector.gather import (
 from pdhub.connector.handover import Handover
 from pdhub.connector.layouts import FP8_DS_MLA, Layer, Plan
 from pdhub.core.handoff import chunk_blocks, chunk_bytes
+
+if TYPE_CHECKING:
+    from pdhub.connector.fused import FusedGather
+
+log = logging.getLogger("pdhub.connector")
 
 DTYPES: Final = {FP8_DS_MLA: torch.uint8}
 
@@ -56,6 +62,9 @@ class TorchSource:
         self._plan, self._caches, self._device = plan, caches, device
         self.align = plan.align
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._fused = [
+            self._one_kernel(group, layers) for group, layers in zip(plan.layout.groups, plan.layers, strict=True)
+        ]
 
     def mark(self) -> Any:
         """An event behind everything that vLLM has launched; None on the CPU, where it has been computed already."""
@@ -92,11 +101,15 @@ class TorchSource:
 
     def _fill(self, target: Tensor, handover: Handover, start: int, stop: int) -> None:
         at = 0
-        for group, layers in zip(self._plan.layout.groups, self._plan.layers, strict=True):
+        for group, layers, fused in zip(self._plan.layout.groups, self._plan.layers, self._fused, strict=True):
             count = len(chunk_blocks(group, start, stop, handover.tokens))
             size = count * len(layers) * group.block_bytes
             blocks = target[at : at + size].view(count, len(layers), group.block_bytes)
             at += size
+            if fused is not None:
+                ids, skip = self._ids(layers[0], self._caches[layers[0].name], handover, start, stop)
+                fused(blocks.view(-1), ids, skip, stop - start)
+                continue
             cached: tuple[Any, Tensor, int] | None = None
             for index, layer in enumerate(layers):
                 cache = self._caches[layer.name]
@@ -105,6 +118,25 @@ class TorchSource:
                     cached = (key, *self._ids(layer, cache, handover, start, stop))
                 _, ids, skip = cached
                 self._layer(blocks[:, index], group, cache, ids, skip, handover, start, stop)
+
+    def _one_kernel(self, group: KVGroup, layers: Sequence[Layer]) -> FusedGather | None:
+        """For caches on a GPU that are alike, as those of most models are."""
+        if self._device.type != "cuda" or group.kind is not GroupKind.FULL:
+            return None
+        caches = [self._caches[layer.name] for layer in layers]
+        kinds = {
+            (c.ratio, c.physical, layer.group, layer.block_tokens) for c, layer in zip(caches, layers, strict=True)
+        }
+        if len(kinds) > 1 or caches[0].physical is not Physical.PACKED:
+            return None
+        try:
+            from pdhub.connector.fused import FusedGather
+
+            tensors = [cache.tensor for cache in caches]
+            return FusedGather(tensors, heads=cache_heads(group), block_tokens=group.block_tokens)
+        except (ImportError, ValueError) as error:
+            log.info("KV of %s is copied layer by layer: %s", group.name, error)
+            return None
 
     def _ids(self, layer: Layer, cache: Cache, handover: Handover, start: int, stop: int) -> tuple[Tensor, int]:
         """Blocks of a piece in the tensor's units, and how many of their tokens come before it."""
