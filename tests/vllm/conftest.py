@@ -57,7 +57,8 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in missing]
     for item in ours:
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(900))  # the first test of a tree waits for its servers
+            # The first test of a tree waits for its servers; in the full run one test computes 50 long prompts.
+            item.add_marker(pytest.mark.timeout(2400 if config.getoption("--vllm-full", default=False) else 900))
 
 
 def _fits(item):
