@@ -167,12 +167,16 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """A momentary reading; None = unknown (which is not idle)."""
+    """A momentary reading; None = unknown (which is not idle).
+
+    ``expired`` counts prompts whose KV a prefill instance has given up, since it started, when their lease had ended.
+    """
 
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
     remaining_tokens: int | None = None
+    expired: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class Attempt:
         self._sent = False  # the prompt went to the prefill instance, which may have taken it
         self._computing: asyncio.Task[None] | None = None
         self._answered_at: float | None = None
+        self._expired: int | None = None  # what the instance had given up before it answered
         self._at = choice.node
         self._headers = {"x-request-id": flight.id, **flight.trace}
         prefill = choice.prefill
@@ -259,7 +260,7 @@ class Attempt:
         self._at = self._choice.node
         prompt = len(result.prompt_token_ids) or _told_prompt(body)
         self._flight.prompt_tokens = prompt
-        self._answered_at = clock()
+        self._answered_at, self._expired = clock(), instance.load.expired
         if self._stay is not None:
             self._stay.prefilled(sent_at, prompt, result.cached_tokens, self._answered_at)
         self._leg = dataclasses.replace(self._leg, result=result)
@@ -313,15 +314,27 @@ class Attempt:
             await asyncio.gather(decoding, return_exceptions=True)
 
     def _check_written(self, instance: Endpoint) -> None:
-        """Decode may wait for ever for KV that nobody writes any more. Raises TransferFailed."""
+        """Decode may wait for ever for KV that nobody writes any more, or fetch what is another prompt's by now. Raises
+        TransferFailed, LeaseExpired."""
         if self._answered_at is None:
             return
         waited = self._context.clock() - self._answered_at
+        lease_s = self._choice.pool.client.lease_s
+        if lease_s is not None and waited >= lease_s and self._given_up(instance):
+            raise LeaseExpired("prefill's KV has waited for too long")
         if instance.gone and (self._request.stream or waited < WRITTEN_S):
             raise TransferFailed(f"'{instance.name}' went away during the hand-over")
         late = waited > self._context.plan.config.handoff.deadline_s
         if late and self._computing is not None and self._request.stream:
             raise TransferFailed("the prompt's KV did not arrive in time")
+
+    def _given_up(self, instance: Endpoint) -> bool:
+        """Decode was to renew the lease, and nothing tells whether it did. But if the instance has given up more
+        prompts since then than those that nobody was to fetch, one of them may be this."""
+        before, now = self._expired, instance.load.expired
+        if before is None or now is None or self._answered_at is None:
+            return False
+        return now - before > self._context.leftovers.ended(instance.name, self._answered_at)
 
     async def _known(self) -> PrefillResult | None:
         """What prefill told; waits for it if it still computes."""

@@ -14,6 +14,11 @@ from pdhub.api.errors import EngineFailed, LeaseExpired, TransferFailed
 MOVED_WITHIN_S = 5.0
 """A decode leg that began together with its prefill has fetched the KV when it has run for so long."""
 
+NEAR_S = 3.0
+"""An instance says that a lease has ended about then: it counts from a moment of its own, and is asked now and then."""
+
+REMEMBERED = 1000
+
 _UNFETCHED = (EngineFailed, TransferFailed, LeaseExpired)
 
 
@@ -43,20 +48,27 @@ class Leftovers:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._until: dict[str, deque[float]] = {}
+        self._past: dict[str, deque[float]] = {}
 
     def add(self, prefill: str, until: float) -> None:
         """One hand-over. ``until``: when its lease ends, if nobody has renewed it."""
         self._until.setdefault(prefill, deque()).append(until)
-        self._forget(self._until[prefill])
+        self._forget(prefill)
 
     def held(self) -> Iterator[tuple[str, int, float]]:
         """Now: (prefill instance, hand-overs whose KV is still there, seconds until the last of them is freed)."""
         now = self._clock()
         for name, until in self._until.items():
-            self._forget(until)
+            self._forget(name)
             yield name, len(until), max((at - now for at in until), default=0.0)
 
-    def _forget(self, until: deque[float]) -> None:
-        now = self._clock()
+    def ended(self, prefill: str, since: float) -> int:
+        """Those whose lease has ended since then, or is about to: what the instance may well have given up."""
+        self._forget(prefill)
+        known = (*self._past.get(prefill, ()), *self._until.get(prefill, ()))
+        return sum(since - NEAR_S <= until <= self._clock() + NEAR_S for until in known)
+
+    def _forget(self, prefill: str) -> None:
+        now, until = self._clock(), self._until.get(prefill, deque())
         while until and until[0] <= now:
-            until.popleft()
+            self._past.setdefault(prefill, deque(maxlen=REMEMBERED)).append(until.popleft())

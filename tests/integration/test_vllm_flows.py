@@ -433,3 +433,32 @@ async def test_load_in_the_headers_of_answers_is_newer_than_the_last_probes_and_
         assert (status, seen) == (200, ["TEXT"])
         assert (instance.load.waiting, instance.load.running, instance.load.kv_usage) == (7, 2, 0.25)
         assert "endpoint-load-metrics" not in headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("given_up", [True, False])
+async def test_a_decode_node_that_does_nothing_for_a_lease_is_left_if_prefill_gave_kv_up(monkeypatch, given_up, stream):
+    """What it fetches then may be another prompt's. Where prefill has given nothing up, decode renewed the lease."""
+    counter = "vllm:nixl_num_kv_expired_reqs_total"
+    monkeypatch.setattr("pdhub_vllm.client_nixl.PullClient.default_lease_s", 0.5)
+    async with world("nixl", router={"retries": 0, "probe_interval_s": 0.05}) as w:
+        instance, going = w.running.router.context.fleet.prefills["p0"], asyncio.Event()
+        w.prefill.metrics = f"{counter} 7.0\n"
+        while instance.load.expired != 7:
+            await asyncio.sleep(0.01)
+
+        async def stuck(request):
+            await going.wait()
+            return await w.decode._answer(request, json.loads(await request.read()), chat=False)
+
+        w.decode.script = stuck
+        asking = asyncio.create_task(w.ask(prompt="x", max_tokens=4, stream=stream))
+        while not w.decode.bodies:
+            await asyncio.sleep(0.01)
+        w.prefill.metrics = f"{counter} {8 if given_up else 7}.0\n"
+        if given_up:
+            status, body, _ = await asking
+            assert (status, json.loads(body)["error"]["code"]) == (504, "lease_expired")
+        await asyncio.wait([asking], timeout=1.2)
+        going.set()
+        assert given_up or (await asking)[0] == 200

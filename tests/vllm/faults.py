@@ -61,6 +61,8 @@ class Stage:
         self.pool = pool
         self.node = world.server(pool)
         self.prefill = world.server(f"prefill-{pool}")
+        # Found beforehand: walking the process table takes a second on a busy machine, and phases are to be short.
+        self.pids = {server.name: (server.pid, server.engine_pid) for server in world.servers.values()}
 
     def ask(self, *, stream: bool = False, tokens: int = TOKENS, prompt: str | None = None, **more: object) -> Asking:
         """Send a request through the pool. Its prompt is in no cache."""
@@ -80,7 +82,7 @@ class Stage:
     @contextlib.contextmanager
     def in_prefill(self, count: int, **more: object) -> Iterator[tuple[list[Asking], Frozen]]:
         """Requests, alternately not streamed and streamed, whose prompts are being computed."""
-        with Frozen(self.prefill.engine_pid) as frozen:
+        with Frozen(self.pids[self.prefill.name][1]) as frozen:
             asked = self._several(count, **more)
             self._until(lambda: self.legs(self.prefill.name) == count, "prefill legs are under way")
             yield asked, frozen
@@ -88,7 +90,7 @@ class Stage:
     @contextlib.contextmanager
     def asked(self, count: int, **more: object) -> Iterator[tuple[list[Asking], Frozen]]:
         """Prefill has answered and holds KV; decode's API server has the requests, its engine does not know yet."""
-        with Frozen(self.node.engine_pid) as frozen:
+        with Frozen(self.pids[self.node.name][1]) as frozen:
             before = self.legs(self.node.name)
             asked = self._several(count, **more)
             self._until(lambda: self.legs(self.node.name) == before + count, "all are under way")
@@ -100,7 +102,7 @@ class Stage:
     def loading(self, count: int, **more: object) -> Iterator[tuple[list[Asking], Frozen]]:
         """Decode has blocks for the KV of the requests and waits for it. What is yielded is prefill."""
         before = self.node.gauges()["kv_usage"]
-        with self.asked(count, **more) as (asked, node), Frozen(self.prefill.engine_pid) as frozen:
+        with self.asked(count, **more) as (asked, node), Frozen(self.pids[self.prefill.name][1]) as frozen:
             node.thaw()
             self._until(lambda: self.node.gauges()["kv_usage"] > before, "decode has taken blocks")
             assert not any(a.ended for a in asked), [str(a) for a in asked]
@@ -114,8 +116,7 @@ class Stage:
 
     def kill(self, server: Server) -> float:
         """SIGKILL to both processes of a server, as the kernel or a container's end does it. Returns the moment."""
-        pids = [server.pid, server.engine_pid]
-        for pid in pids:
+        for pid in self.pids[server.name]:
             os.kill(pid, signal.SIGKILL)
         return time.monotonic()
 
@@ -139,7 +140,6 @@ class Watch:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._pids = {s.name: (s.pid, s.engine_pid) for s in stage.world.servers.values()}
         self._rows: list[tuple[str, str, float]] = []
 
     def saw(self, fault: str, asked: Asking, since: float, within_s: float | None = KILL_S) -> None:
@@ -176,7 +176,7 @@ class Watch:
         world.wait_ready()
         for server in world.servers.values():
             if server not in (killed, keeps):
-                assert (server.pid, server.engine_pid) == self._pids[server.name], f"{server.name} died too"
+                assert (server.pid, server.engine_pid) == stage.pids[server.name], f"{server.name} died too"
         # A node that failed twice in a row is out for two seconds, of which `/ready` says nothing.
         wait_for(lambda: _answered(stage), 30, lambda: f"nobody answers\n{world.log()}")
         right = next_right(stage)

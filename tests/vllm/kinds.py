@@ -37,7 +37,8 @@ HANDOFFS = {"pull": "nixl", "push": "nixl_push", "mooncake": "mooncake", "whole"
 """Pool → `handoff`. ``whole`` prefills itself; its node is also the single server that others are compared with."""
 
 KINDS = {
-    "tiny": Kind("qwen3", ("pull", "push", "whole")),
+    # Its prefill instances are restarted: with an `engine_id` of the configuration decode would not find them again.
+    "tiny": Kind("qwen3", ("pull", "push", "whole"), told=False),
     # What clients see: parsers for tools.
     "api": Kind(
         "qwen3",
@@ -47,7 +48,7 @@ KINDS = {
         watched=True,
     ),
     "mooncake": Kind("qwen3", ("mooncake", "whole")),
-    "smol": Kind("smollm2", ("pull", "push", "whole"), kv="256M", watched=True, told=False),
+    "smol": Kind("smollm2", ("pull", "push", "whole"), kv="256M", watched=True),
     # On a CPU latent attention has blocks of 16, and neither chunks nor a prefix cache. vLLM's own kernel computes its
     # rotary embedding wrongly there, torch rightly (`-rotary_embedding`, below).
     "mla": Kind(

@@ -55,14 +55,11 @@ def test_the_lease_ends_before_decode_loads(stage, full):
     watch = Watch(stage)
     with stage.asked(2) as ((whole, streamed), _):
         began = time.monotonic()
-        watch.saw("lease ends, streamed", streamed, began, None)
         wait_for(lambda: stage.prefill.gauges()["kv_usage"] == 0, 60, lambda: f"held: {stage.prefill.gauges()}")
         freed = time.monotonic()
         at_once(4, lambda prompt: token_ids(stage.prefill.url, prompt, 1), [new_prompt(1500) for _ in range(30)])
-    whole.join(120)
-    watch.saw("lease ends", whole, began, None)
-    assert streamed.status in (502, 504), streamed
-    if whole.status == 200:
-        assert whole.ids() == token_ids(stage.world.single.url, whole.prompt, len(whole.ids())), "another's KV"
+    for one in (streamed, whole):
+        watch.saw(f"lease ends{', streamed' if one.stream else ''}", one, began, None)
+        assert one.status in (502, 504), f"{one}: may be another's KV"
     print(f"{stage.pool}: freed {freed - began:.0f} s after prefill's answer; not streamed: {whole.seen()}")
     watch.settle(freed)

@@ -224,6 +224,9 @@ def test_loads_of_ranks_are_added_and_what_is_missing_is_unknown():
     load = read_load(text)
     assert (load.running, load.waiting, load.kv_usage) == (5, None, 0.75)
     assert read_load('vllm:gpu_cache_usage_perc{engine="0"} 0.1').kv_usage == 0.1
+    lost = "vllm:nixl_num_kv_expired_reqs_total"
+    assert read_load(f'{lost}{{engine="0"}} 2.0\n{lost}{{engine="1"}} 1.0').expired == 3
+    assert load.expired is None
     assert read_load("nonsense\n\x00") == read_load("")
 
 

@@ -20,8 +20,12 @@ SIGNALS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """``kv_cache_usage_perc`` since 0.10, and in every version from 0.26 to 0.33; the other name is kept for forks."""
 
+EXPIRED: Final = "vllm:nixl_num_kv_expired_reqs"
+"""A counter of NIXL's: prompts whose KV was given up because nobody fetched it within its lease."""
+
+_NAMES: Final = (*(name for names in SIGNALS.values() for name in names), f"{EXPIRED}_total")
 _LINE: Final = re.compile(
-    r"^(" + "|".join(re.escape(name) for names in SIGNALS.values() for name in names) + r")(?:\{[^\n]*\})? +(\S+)",
+    r"^(" + "|".join(map(re.escape, _NAMES)) + r")(?:\{[^\n]*\})? +(\S+)",
     re.MULTILINE,
 )
 
@@ -37,6 +41,7 @@ def read_load(text: str) -> EngineLoad:
         running=None if running is None else int(sum(running)),
         waiting=None if waiting is None else int(sum(waiting)),
         kv_usage=None if usage is None else max(usage),
+        expired=int(sum(values[_NAMES[-1]])) if _NAMES[-1] in values else None,
     )
 
 
