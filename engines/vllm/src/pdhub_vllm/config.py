@@ -87,7 +87,7 @@ class VLLMConfig(PluginConfig):
     engine_id: str | None = Field(
         None,
         description="Push: fixed `engine_id` of the instance's transfer config. Without it both legs run one after the "
-        "other until an answer has told it.",
+        "other until an answer has told it. With it decode nodes must be restarted after the instance was.",
     )
     side_channel_host: str | None = Field(
         None, description="Push: `VLLM_NIXL_SIDE_CHANNEL_HOST` of the instance; default is its `host`."
