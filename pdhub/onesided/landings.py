@@ -32,7 +32,8 @@ class Writer(Protocol):
 
 @dataclass(eq=False)
 class Landing:
-    """One region. ``opened``: grants that are open. ``lost``: a writer is gone without returning its grant."""
+    """One region. ``opened``: grants that are open. ``lost``: a writer is gone without returning its grant,
+    or said that it cannot tell."""
 
     memory: Held
     nbytes: int
@@ -117,12 +118,13 @@ class Landings:
                 extra += memory.description
             writer.send(Message(Kind.OPENED, token, memory.number, memory.address, landing.nbytes, extra))
 
-    def returned(self, writer: Writer, token: bytes) -> None:
-        """No write of this grant runs any more."""
+    def returned(self, writer: Writer, token: bytes, lost: bool = False) -> None:
+        """No write of this grant runs any more. ``lost``: but bytes of one that broke off may still arrive."""
         with self._changed:
             for landing in self._all():
                 if (writer, token) in landing.opened:
                     landing.opened.discard((writer, token))
+                    landing.lost = landing.lost or lost
                     self._settle(landing)
             self._changed.notify_all()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pdhub.api import Grant, Peer, TransferFailed, TransferState, WriteOp
 from pdhub.onesided.grants import Grants, Opened
-from pdhub.onesided.native import Route, Sending, StillUnderWay
+from pdhub.onesided.native import Piece, Route, Sending, StillUnderWay
 from pdhub.onesided.pieces import batches
 from pdhub.onesided.wire import Address, Inbox, Kind, Message
 from pdhub.transports.posting import Aborted, Posting
@@ -23,7 +23,7 @@ SPIN_S = 200e-6
 """A piece that is on its way is asked for without a pause for so long, then with one of :data:`PAUSE_S`."""
 
 PAUSE_S = 50e-6
-GIVE_UP_S = 2.0
+GIVE_UP_S = 5.0
 """How long pieces of a write that nobody wants any more may take to end before the route is dropped."""
 
 
@@ -95,7 +95,7 @@ class Link:
         self._ended = False
         self._grants = Grants()
         self._owed: set[bytes] = set()
-        self._stuck: bytes | None = None
+        self._lost: set[bytes] = set()
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         self._poll.register(self._wake, select.POLLIN)
@@ -168,6 +168,7 @@ class Link:
                 while self._jobs and not self._over:
                     self._current = self._jobs.popleft()
                     self._write(self._current)
+                    self._settle_grant(self._current)
                     self._current = None
                     self._pay()
                     self._let_go()
@@ -221,7 +222,7 @@ class Link:
                 while len(flight) >= self._depth:
                     self._reap(flight, job)
                 self._check(job)
-                flight.append(self._route.post(batch))
+                flight.append(self._post(batch, job))
             while flight:
                 self._reap(flight, job)
             # A fence tells its writers before it detaches the memory. If it came while the last bytes were on their
@@ -241,6 +242,13 @@ class Link:
         else:
             posting.finish(TransferState.DONE)
 
+    def _post(self, batch: list[Piece], job: Job) -> Sending:
+        try:
+            return self._route.post(batch)
+        except TransferFailed:
+            self._lost.add(job.grant.data)
+            raise
+
     def _reap(self, flight: deque[Sending], job: Job) -> None:
         """Wait for the oldest piece."""
         spin_until = time.monotonic() + SPIN_S
@@ -250,39 +258,43 @@ class Link:
                 done = sending.poll()
             except TransferFailed:
                 flight.popleft()
+                self._lost.add(job.grant.data)
                 raise
             if done:
-                flight.popleft()
+                if flight.popleft().unproven:
+                    self._lost.add(job.grant.data)
                 return
             self._check(job)
             if time.monotonic() > spin_until:
                 time.sleep(PAUSE_S)
 
     def _settled(self, flight: deque[Sending], job: Job) -> bool:
-        """Pieces under way cannot be called back: wait for their end. False: they did not end in time, and the way to
-        the target was dropped instead, which proves nothing at its end."""
+        """Pieces under way cannot be called back: wait for their end. True if nothing of it can land any more."""
         deadline = time.monotonic() + GIVE_UP_S
+        for sending in flight:
+            sending.stop()
         while flight:
             try:
                 ended = flight[0].poll()
-                late = not ended and time.monotonic() > deadline
             except StillUnderWay:
-                ended, late = False, True
-            except TransferFailed:  # the write has failed already, or nobody wants it
-                ended, late = True, False
-            if late:
                 self._drop_route(job)
                 return False
+            except TransferFailed:  # the write has failed already, or nobody wants it
+                self._lost.add(job.grant.data)
+                ended = True
             if ended:
-                flight.popleft()
+                if flight.popleft().unproven:
+                    self._lost.add(job.grant.data)
+            elif time.monotonic() > deadline:
+                self._drop_route(job)
+                return False
             else:
                 time.sleep(PAUSE_S)
-        return True
+        return job.grant.data not in self._lost
 
     def _drop_route(self, job: Job) -> None:
-        """Give the target up. The job's grant is never returned: the target hears that this writer is gone, not that it
-        has stopped."""
-        self._stuck = job.grant.data
+        """Give the target up."""
+        self._lost.add(job.grant.data)
         self._route.close()
         with self._lock:
             self._over = self._over or "the target does not take what was sent"
@@ -330,13 +342,20 @@ class Link:
         else:
             self._return(token)
 
+    def _settle_grant(self, job: Job) -> None:
+        """What the library has broken off may still arrive: the target must know before it uses the memory again."""
+        token = job.grant.data
+        if token in self._lost:
+            self._grants.close(token)
+            self._owed.add(token)
+
     def _pay(self) -> None:
         while self._owed:
             self._return(self._owed.pop())
 
     def _return(self, token: bytes) -> None:
-        if token != self._stuck:
-            self._send(Kind.RETURNED, token)
+        self._send(Kind.LOST if token in self._lost else Kind.RETURNED, token)
+        self._lost.discard(token)
 
     def _send(self, kind: Kind, token: bytes) -> None:
         data = Message(kind, token).pack()

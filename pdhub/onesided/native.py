@@ -27,7 +27,13 @@ class StillUnderWay(TransferFailed):
 
 
 class Sending(ABC):
-    """Pieces that were posted together. Used by one thread."""
+    """Pieces that were posted together. Used by one thread.
+
+    ``unproven`` becomes True when bytes may still be on their way to the target although the library calls this ended,
+    as after an attempt that broke and was repeated. The target then never uses that memory again.
+    """
+
+    unproven = False
 
     @abstractmethod
     def poll(self) -> bool:
@@ -35,9 +41,12 @@ class Sending(ABC):
         library reads nothing of the source any more, and poll is not called again.
 
         Raises:
-            TransferFailed: it failed and has ended.
+            TransferFailed: it failed; this side has ended it. What had left already may still reach the target.
             StillUnderWay: it failed and may not have ended; the way to the target is of no more use.
         """
+
+    def stop(self) -> None:
+        """Nobody wants it any more: post and repeat nothing further. :meth:`poll` is asked until the rest ended."""
 
 
 class Route(ABC):

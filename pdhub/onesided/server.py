@@ -152,8 +152,8 @@ class Server:
             return False
         elif message.kind is Kind.OPEN:
             self._landings.open(connection, message.token)
-        elif message.kind is Kind.RETURNED:
-            self._landings.returned(connection, message.token)
+        elif message.kind in (Kind.RETURNED, Kind.LOST):
+            self._landings.returned(connection, message.token, lost=message.kind is Kind.LOST)
         else:
             return False
         return True

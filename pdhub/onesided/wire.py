@@ -12,6 +12,7 @@
                              ◀──  RECALL(token)     the region was freed
                              ◀──  REVOKED(token)    the region was fenced
       RETURNED(token)        ──▶                    no write of this grant runs, none will start
+      LOST(token)            ──▶                    the same, but what the library broke off may still arrive
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Kind(IntEnum):
     RECALL = 6
     REVOKED = 7
     RETURNED = 8
+    LOST = 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,8 @@ class RightsRules:
         for successor in successors:
             assert holds(successor.region, bytes([GUARD]) * LARGE), "a resumed writer hit the next landing"
         again = writer.ask("write", grant=pack_grant(successors[0].grant), nbytes=LARGE, fill=2)
-        assert writer.ask("wait", number=again, timeout_s=PATIENCE_S)["state"] == "done"
+        ended = writer.ask("wait", number=again, timeout_s=PATIENCE_S)
+        assert ended["state"] == "done", f"the resumed writer's next write ended as {ended['state']}: {ended['error']}"
         assert holds(successors[0].region, b"\x02" * LARGE)
 
     def test_T29_a_stopped_writer_survives_unregister(

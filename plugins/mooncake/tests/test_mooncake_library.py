@@ -114,10 +114,46 @@ def test_a_large_batch_is_split():
 
 def test_an_error_code_becomes_an_exception_once_nothing_runs():
     engine = Engine(status=-1)
+    sending = MooncakeSending(engine, "there:1", PIECES)
     with pytest.raises(TransferFailed, match=r"invalid argument \(-1\)"):
-        finish(MooncakeSending(engine, "there:1", PIECES))
+        finish(sending)
     assert engine.running == 0
-    assert len(engine.asked) == AT_ONCE, "nothing is posted after a failure"
+    assert sending.unproven
+
+
+def test_a_request_that_broke_is_repeated_and_said():
+    engine = Engine()
+    broken = [10, 20, 20]
+
+    def check(number):
+        engine.running -= 1
+        source = engine.asked[number - 1][0]
+        if source in broken:
+            broken.remove(source)
+            return -1
+        return 1
+
+    engine.transfer_check_status = check
+    sending = MooncakeSending(engine, "there:1", PIECES)
+    finish(sending)
+    assert sending.unproven, "bytes of the attempt that broke may still arrive"
+    assert sorted(engine.asked) == sorted([(n, 1000 + n, 10) for n in [*range(1000), 10, 20, 20]])
+
+
+def test_nothing_is_repeated_or_posted_once_nobody_wants_it():
+    engine = Engine(status=-1)
+    sending = MooncakeSending(engine, "there:1", PIECES)
+    sending.stop()
+    with pytest.raises(TransferFailed):
+        finish(sending)
+    assert len(engine.asked) == AT_ONCE
+    assert engine.running == 0
+
+
+def test_what_went_well_is_proven():
+    sending = MooncakeSending(Engine(), "there:1", PIECES)
+    finish(sending)
+    assert not sending.unproven
 
 
 def test_a_target_that_cannot_be_reached_is_an_exception():

@@ -113,8 +113,42 @@ def test_what_the_library_says_is_the_error(world, error):
     end.set()
     assert transfer.wait(20) is TransferState.FAILED
     assert transfer.error is error
-    assert transfer.abort() is (not isinstance(error, StillUnderWay)), "stopped only if that is known"
+    assert transfer.abort() is False, "what had left already may still arrive"
     until(lambda: bool(made[0].closed) is isinstance(error, StillUnderWay), "dropping the way")
+
+
+def ended_memory_is_not_reused(pair, target):
+    address = target.region.address
+    pair.node.unregister(target.region.id)
+    until(lambda: not pair.node._landings._freed, "the writer's answer")
+    return all(pair.node.allocate(4096).address != address for _ in range(5))
+
+
+def test_the_memory_of_a_write_that_broke_is_not_used_again(world):
+    pair, end, _ = world
+    target, transfer = started(pair)
+    end.error = TransferFailed("broken")
+    end.set()
+    assert transfer.wait(20) is TransferState.FAILED
+    assert ended_memory_is_not_reused(pair, target)
+
+
+def test_the_memory_of_a_write_that_was_repeated_is_not_used_again(world, monkeypatch):
+    pair, end, _ = world
+    target, transfer = started(pair)
+    monkeypatch.setattr(Hanging, "unproven", True)
+    end.set()
+    assert transfer.wait(20) is TransferState.DONE
+    pair.write(target, b"z" * 4096)  # the grant still works
+    assert ended_memory_is_not_reused(pair, target)
+
+
+def test_the_memory_of_a_write_that_ended_well_is_used_again(world):
+    pair, end, _ = world
+    target, transfer = started(pair)
+    end.set()
+    assert transfer.wait(20) is TransferState.DONE
+    assert not ended_memory_is_not_reused(pair, target)
 
 
 def test_a_dropped_way_is_made_anew(world):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdhub.api import TransferFailed
-from pdhub.onesided import Piece, Route, Sending
+from pdhub.onesided import Piece, Route, Sending, StillUnderWay
 from pdhub_nixl.devices import segment
 
 Descriptor = tuple[int, int, int]
@@ -27,7 +27,7 @@ class NixlSending(Sending):
             return False
         self._route.flying.discard(self)
         if self.failed:
-            raise TransferFailed(f"NIXL: {self.failed}")
+            raise StillUnderWay(f"NIXL: {self.failed}")  # the connection is broken: others must make a new one
         return True
 
 
