@@ -13,7 +13,7 @@ from faults import IDLE_S, MOONCAKE_S, Stage, Watch
 
 pytestmark = [pytest.mark.world("tiny", "mooncake"), pytest.mark.timeout(900)]
 
-IN_CI = {"pull": "after", "push": "in", "mooncake": "streaming"}
+IN_CI = {"pull": "after", "push": "loading", "mooncake": "streaming"}
 """The kill of each flow that runs in CI."""
 
 
