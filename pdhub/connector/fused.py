@@ -55,7 +55,7 @@ class FusedGather:
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["skip", "tokens"])
+@triton.jit(do_not_specialize=["skip", "tokens"])  # type: ignore[untyped-decorator]
 def _gather(  # type: ignore[no-untyped-def]
     out,
     table,

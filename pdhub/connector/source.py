@@ -134,8 +134,8 @@ class TorchSource:
 
             tensors = [cache.tensor for cache in caches]
             return FusedGather(tensors, heads=cache_heads(group), block_tokens=group.block_tokens)
-        except (ImportError, ValueError) as error:
-            log.info("KV of %s is copied layer by layer: %s", group.name, error)
+        except Exception as error:  # noqa: BLE001 - compilers raise what they like, and there is the slower way
+            log.warning("KV of %s is copied layer by layer, which slows prefill down: %s", group.name, error)
             return None
 
     def _ids(self, layer: Layer, cache: Cache, handover: Handover, start: int, stop: int) -> tuple[Tensor, int]:

@@ -22,7 +22,8 @@ class GraphedStep:
 
     Raises:
         ValueError: heads of a size that the kernel does not have.
-        RuntimeError: the model's step cannot be captured, or computes something else than the model.
+        RuntimeError: the graph computes something else than the model.
+        Exception: what compilers and the capture raise.
     """
 
     def __init__(self, model: LoadedModel, row: Row, *, compiled: bool = False) -> None:

@@ -35,7 +35,7 @@ class SingleCache(Cache):  # type: ignore[misc]
     def __init__(self, geometry: Geometry, where: Tensor, tokens: int) -> None:
         # not calling the base class: it would keep per-layer tensors of its own, which rows replace
         self.layers: list[Any] = []
-        if geometry.dim & (geometry.dim - 1):
+        if geometry.dim < 16 or geometry.dim & (geometry.dim - 1):
             raise ValueError(f"heads of {geometry.dim} values are not supported by this kernel")
         self._where, self._tokens = where, tokens
         self._new: tuple[Tensor, Tensor] | None = None
