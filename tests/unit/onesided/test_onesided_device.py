@@ -44,3 +44,14 @@ def test_device_memory_goes_back(native):
     stock = DeviceStock(native, 100, 0)
     device_memory(native, stock, 10).reuse()
     assert native.registered == set()
+
+
+def test_device_memory_stays_registered_while_it_is_warm(native):
+    stock = DeviceStock(native, 100, 25)
+    first, second, third = (device_memory(native, stock, 10) for _ in range(3))
+    first.reuse()
+    second.reuse()
+    assert len(native.registered) == 3
+    third.reuse()
+    assert len(native.registered) == 2, "the oldest has gone"
+    assert first.handle not in native.registered
