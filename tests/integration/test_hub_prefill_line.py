@@ -23,7 +23,7 @@ CLASSES = {
     "low": {"ttft_ms": 6000, "priority": -1},
     "calm": {"ttft_ms": 20_000},
 }
-LATE_S = 0.2
+LATE_S = 2.0
 """For a machine that does other things too."""
 
 
