@@ -73,7 +73,7 @@ def topology(path, transport):
     return data
 
 
-@pytest.mark.timeout(540)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_greedy_tokens_equal_plain_generation(tree, smollm2, prompts, plain, transport):
     running = tree(topology(smollm2, transport))
