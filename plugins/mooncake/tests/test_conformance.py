@@ -1,14 +1,15 @@
 """The transport and the package against pdhub's own rules, with the real library."""
 
-import importlib.util
 from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 from pdhub_mooncake.engine import MooncakeNative
+from pdhub_mooncake.library import load
 from pdhub_mooncake.plugin import pdhub_register_transports
 from pdhub_mooncake.transport import FENCES_BY
 
+from pdhub.api import PluginError
 from pdhub.onesided import OneSidedTransport
 from pdhub.testing import PackageConformance, TransportConformance
 
@@ -34,10 +35,16 @@ def end():
     Kept.idle.clear()
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("mooncake") is None,
-    reason='Mooncake is not installed: pip install "pdhub-mooncake[non-cuda]"',
-)
+def missing() -> str:
+    """Why the library cannot be used here; empty if it can."""
+    try:
+        load()
+    except PluginError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
 class TestMooncake(TransportConformance):
     @pytest.fixture
     def spec(self, request):
