@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,14 +10,15 @@ from functools import partial
 from pdhub.api import Grant, OnDone, Peer, PeerMetadata, Region, Transfer, Transport, TransportCaps, WriteOp
 from pdhub.onesided.device import DeviceMemory, DeviceStock, host_copy
 from pdhub.onesided.landings import Landings
-from pdhub.onesided.link import GIVE_UP_S, Link, OneSidedPeer
+from pdhub.onesided.link import GIVE_UP_S, OneSidedLink, OneSidedPeer
 from pdhub.onesided.memory import HostMemory, HostStock
 from pdhub.onesided.native import Native
 from pdhub.onesided.options import OneSidedConfig
 from pdhub.onesided.server import Server
 from pdhub.onesided.wire import TOKEN_BYTES, Address
+from pdhub.transports.link import Links
 from pdhub.transports.posting import Posting, refused
-from pdhub.transports.regions import Regions, is_cpu
+from pdhub.transports.regions import Regions, is_cpu, release
 
 MAX_OPS = 65_536
 
@@ -48,8 +47,7 @@ class OneSidedTransport(Transport):
         self._host_memory = HostStock(native, config.warm_bytes)
         self._device_memory = DeviceStock(native, config.aside_bytes, config.device_warm_bytes)
         self._sources: dict[str, object] = {}
-        self._links: dict[bytes, Link] = {}
-        self._lock = threading.Lock()
+        self._links: Links[bytes, OneSidedLink] = Links()
         self._opened = False
 
     def open(self) -> TransportCaps:
@@ -107,7 +105,7 @@ class OneSidedTransport(Transport):
         if source is not None:
             self._native.deregister(source)
         elif region is not None:
-            self._landings.free(region_id, partial(_release, region.view))
+            self._landings.free(region_id, partial(release, region))
 
     def export_metadata(self) -> PeerMetadata:
         host, port = self._config.advertise or self._config.host, self._server.serve()
@@ -115,19 +113,16 @@ class OneSidedTransport(Transport):
 
     def connect(self, peer: PeerMetadata) -> Peer:
         address = Address.unpack(self.name, peer)
-        with self._lock:
-            link = self._links.get(address.instance)
-            if link is None or link.over:
-                self._links = {known: link for known, link in self._links.items() if not link.over}
-                link = self._links[address.instance] = Link(
-                    self.name,
-                    address,
-                    self._native.connect,
-                    self._config.timeout_s,
-                    self._config.piece_bytes,
-                    self._config.pieces_in_flight,
-                )
-        return OneSidedPeer(link)
+        make = partial(
+            OneSidedLink,
+            self.name,
+            address,
+            self._native.connect,
+            self._config.timeout_s,
+            self._config.piece_bytes,
+            self._config.pieces_in_flight,
+        )
+        return OneSidedPeer(self._links.get(address.instance, make))
 
     def grant(self, region_id: str, writer: str) -> Grant:
         region = self._regions.get(region_id)
@@ -157,10 +152,7 @@ class OneSidedTransport(Transport):
         return self._landings.fence(region_id, within_s)
 
     def close(self) -> None:
-        with self._lock:
-            links, self._links = self._links, {}
-        for link in links.values():
-            link.close()
+        self._links.close()
         self._server.close()
         if not self._opened:
             return
@@ -170,9 +162,3 @@ class OneSidedTransport(Transport):
         self._native.close()
         self._host_memory.close()
         self._device_memory.close()
-
-
-def _release(view: memoryview | None) -> None:
-    if view is not None:
-        with contextlib.suppress(BufferError):  # somebody still looks at it: the memory is then not used again
-            view.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import secrets
 import threading
@@ -14,6 +15,13 @@ from pdhub.api import Grant, Region, WriteOp
 
 def is_cpu(device: str) -> bool:
     return device == "cpu"
+
+
+def release(region: Region | None) -> None:
+    """Give up this process's view of memory that is used no more."""
+    if region is not None and isinstance(region.view, memoryview):
+        with contextlib.suppress(BufferError):  # somebody still looks at it: the memory is then not used again
+            region.view.release()
 
 
 class Regions:

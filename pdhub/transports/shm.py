@@ -6,9 +6,7 @@ goes to a granted writer over an abstract Unix socket.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,8 +22,9 @@ from pdhub.api import (
     TransportCaps,
     WriteOp,
 )
+from pdhub.transports.link import Links
 from pdhub.transports.posting import Posting, refused
-from pdhub.transports.regions import Regions, is_cpu
+from pdhub.transports.regions import Regions, is_cpu, release
 from pdhub.transports.shm_target import ShmTarget
 from pdhub.transports.shm_wire import NAME, TOKEN_BYTES, make_metadata, read_metadata
 from pdhub.transports.shm_writer import ShmLink, ShmPeer
@@ -45,8 +44,7 @@ class ShmTransport(Transport):
         self._config = config
         self._regions = Regions(MAX_OPS)
         self._target = ShmTarget(config.warm_bytes)
-        self._links: dict[str, ShmLink] = {}
-        self._lock = threading.Lock()
+        self._links: Links[str, ShmLink] = Links()
 
     def open(self) -> TransportCaps:
         if not sys.platform.startswith("linux"):
@@ -75,9 +73,7 @@ class ShmTransport(Transport):
 
     def unregister(self, region_id: str) -> None:
         region = self._regions.remove(region_id)
-        if region is not None and isinstance(region.view, memoryview):
-            with contextlib.suppress(BufferError):  # somebody still looks at it: the memory is then not used again
-                region.view.release()
+        release(region)
         self._target.free(region_id)
 
     def export_metadata(self) -> PeerMetadata:
@@ -85,12 +81,7 @@ class ShmTransport(Transport):
 
     def connect(self, peer: PeerMetadata) -> Peer:
         address = read_metadata(peer)
-        with self._lock:
-            link = self._links.get(address)
-            if link is None or link.over:
-                self._links = {known: link for known, link in self._links.items() if not link.over}
-                link = self._links[address] = ShmLink(address, self._config.timeout_s)
-        return ShmPeer(link)
+        return ShmPeer(self._links.get(address, lambda: ShmLink(address, self._config.timeout_s)))
 
     def grant(self, region_id: str, writer: str) -> Grant:
         region = self._regions.get(region_id)
@@ -121,9 +112,6 @@ class ShmTransport(Transport):
         return True
 
     def close(self) -> None:
-        with self._lock:
-            links, self._links = self._links, {}
-        for link in links.values():
-            link.close()
+        self._links.close()
         self._regions.clear()
         self._target.close()

@@ -5,7 +5,6 @@ Unencrypted and authenticated only by unguessable grants: for a network that you
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from pdhub.api import Grant, OnDone, Peer, PeerMetadata, Region, Transfer, Transport, TransportCaps, WriteOp
 from pdhub.transports.memory import Memory, WarmMemory, private_memory
 from pdhub.transports.posting import Posting, refused
-from pdhub.transports.regions import Regions, is_cpu
+from pdhub.transports.regions import Regions, is_cpu, release
 from pdhub.transports.tcp_dial import Address
 from pdhub.transports.tcp_target import TcpTarget
 from pdhub.transports.tcp_wire import NAME, TOKEN_BYTES, make_metadata, read_metadata
@@ -75,9 +74,7 @@ class TcpTransport(Transport):
             self._target.free(region_id, _nothing)
 
     def _reuse(self, region: Region | None, memory: Memory) -> None:
-        if region is not None and region.view is not None:
-            with contextlib.suppress(BufferError):  # somebody still looks at it: the memory is then not used again
-                region.view.release()
+        release(region)
         self._warm.give(memory)
 
     def export_metadata(self) -> PeerMetadata:

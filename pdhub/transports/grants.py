@@ -1,40 +1,36 @@
-"""Which grants a writer has open at one target."""
+"""Which grants a writer has open at one target, and who writes with them."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+O = TypeVar("O")  # noqa: E741
+"""What a target tells of a region that it opens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A region that may be written now: where it is in the target's process."""
-
-    address: int
-    nbytes: int
-    device: str
-
-
-class Grants:
+class OpenGrants(Generic[O]):
     """Open grants of one link. For its thread only."""
 
     def __init__(self) -> None:
-        self._opened: dict[bytes, Opened] = {}
+        self._opened: dict[bytes, O] = {}
         self._users: dict[bytes, set[Hashable]] = {}
         self._refused: set[bytes] = set()
 
-    def get(self, token: bytes) -> Opened | None:
+    def get(self, token: bytes) -> O | None:
+        """What the grant opens; None if it is not open."""
         return self._opened.get(token)
 
     def expect(self, token: bytes) -> None:
         """The target is asked to open it."""
         self._refused.discard(token)
 
-    def open(self, token: bytes, opened: Opened) -> None:
+    def opened(self, token: bytes, opened: O) -> None:
+        """The target opened it."""
         self._opened[token] = opened
 
     def refuse(self, token: bytes) -> None:
-        """The target did not open it."""
+        """The target did not open it, or what it opened is of no use here."""
         self._refused.add(token)
 
     def was_refused(self, token: bytes) -> bool:
