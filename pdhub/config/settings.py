@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -58,6 +59,11 @@ def secret(name: str | None) -> str | None:
 def child_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """This process's environment for a child, with ``extra`` over it."""
     return {**os.environ, **(extra or {})}
+
+
+def importing_environment() -> dict[str, str]:
+    """For a Python child that must find the modules that this process finds."""
+    return child_environment({"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
 
 
 def cache_dir() -> Path:

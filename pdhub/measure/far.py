@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 
 from pdhub.api import Grant, PeerMetadata
 from pdhub.api.errors import PluginError
-from pdhub.config.settings import child_environment
+from pdhub.config.settings import importing_environment
 
 
 class FarSide:
@@ -25,7 +24,7 @@ class FarSide:
             [sys.executable, "-m", "pdhub.measure.target", name, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=child_environment({"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}),
+            env=importing_environment(),
         )
         try:
             self._answer()

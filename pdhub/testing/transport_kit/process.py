@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pdhub.config.settings import importing_environment
 from pdhub.testing.transport_kit.pair import PATIENCE_S, until
 
 
@@ -31,7 +32,7 @@ class SideProcess:
             [sys.executable, "-m", "pdhub.testing.transport_writer", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=importing_environment(),
         )
         self.pid = self._process.pid
 
