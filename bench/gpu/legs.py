@@ -32,6 +32,18 @@ class Trace:
         return gaps[len(gaps) // 2] if gaps else 0.0
 
 
+def greedy(prompt: Sequence[int], count: int) -> dict[str, Any]:
+    """Body of a streamed request for exactly so many tokens."""
+    return {
+        "model": "m",
+        "prompt": list(prompt),
+        "max_tokens": count,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+
+
 class Legs:
     """Requests straight to the servers, without a router. Use as ``async with``."""
 
@@ -111,30 +123,14 @@ class Legs:
         begin = time.perf_counter()
         answer = await self.prefill(prompt, {"do_remote_decode": True, "do_remote_prefill": False})
         trace.prefilled = time.perf_counter() - begin
-        body = {
-            "model": "m",
-            "prompt": list(prompt),
-            "max_tokens": count,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "kv_transfer_params": answer["kv_transfer_params"],
-        }
+        body = {**greedy(prompt, count), "kv_transfer_params": answer["kv_transfer_params"]}
         await self._stream(f"http://127.0.0.1:{PULL}/v1/completions", body, {}, begin, trace)
         return trace
 
     async def routed(self, prompt: Sequence[int], count: int, pool: str) -> Trace:
         """Through the router."""
         trace = Trace()
-        body = {
-            "model": "m",
-            "prompt": list(prompt),
-            "max_tokens": count,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
+        body = {**greedy(prompt, count), "return_token_ids": True}
         await self._stream(
             f"http://127.0.0.1:{ROUTER}/v1/completions", body, {CHOOSE: pool}, time.perf_counter(), trace
         )

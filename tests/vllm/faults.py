@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import pytest
 from asking import Asking
 from calls import at_once, get, post, token_ids
 from fault_table import TABLE, Row
@@ -125,6 +126,17 @@ class Stage:
 
     def _until(self, what: Callable[[], bool], why: str) -> None:
         wait_for(what, PHASE_S, lambda: f"{self.pool}: {why}\n{self.world.log()}")
+
+
+def staged(world: World, pool: str) -> Stage:
+    """A pool of two servers, warm and idle."""
+    if pool == "whole":
+        pytest.skip("has one server")
+    found = Stage(world, pool)
+    world.warm()
+    for server in (found.node, found.prefill):
+        server.wait_idle()
+    return found
 
 
 @dataclass

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from calls import token_ids
-from faults import IDLE_S, MOONCAKE_S, Stage, Watch
+from faults import IDLE_S, MOONCAKE_S, Watch, staged
 
 pytestmark = [pytest.mark.world("tiny", "mooncake"), pytest.mark.timeout(900)]
 
@@ -20,15 +20,10 @@ IN_CI = {"pull": "after", "push": "loading", "mooncake": "streaming"}
 @pytest.fixture
 def stage(world, pool, full, request):
     """With both servers warm. A test of another kill than CI's is for full runs."""
-    if pool == "whole":
-        pytest.skip("has one server")
     kill = request.node.get_closest_marker("kill").args[0]
-    if not full and IN_CI[pool] != kill:
+    if not full and IN_CI.get(pool, kill) != kill:
         pytest.skip("runs in make test-vllm-full")
-    found = Stage(world, pool)
-    world.warm()
-    for server in (found.node, found.prefill):
-        server.wait_idle()
+    found = staged(world, pool)
     yield found
     world.wait_ready()
 

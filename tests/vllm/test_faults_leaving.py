@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults import KILL_S, Stage, Watch
+from faults import KILL_S, Watch, staged
 from world import wait_for
 
 pytestmark = [pytest.mark.world("tiny", "mooncake"), pytest.mark.timeout(900)]
@@ -13,13 +13,7 @@ PHASES = {"in_prefill": "while prefill computes", "asked": "before decode loads"
 
 @pytest.fixture
 def stage(world, pool):
-    if pool == "whole":
-        pytest.skip("has one server")
-    found = Stage(world, pool)
-    world.warm()
-    for server in (found.node, found.prefill):
-        server.wait_idle()
-    return found
+    return staged(world, pool)
 
 
 @pytest.mark.parametrize("phase", PHASES)

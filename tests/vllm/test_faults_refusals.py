@@ -6,7 +6,7 @@ import time
 
 import pytest
 from calls import at_once, token_ids
-from faults import Stage, Watch, new_prompt, refuse
+from faults import Watch, new_prompt, refuse, staged
 from world import wait_for
 
 pytestmark = [pytest.mark.world("tiny", "mooncake"), pytest.mark.timeout(900)]
@@ -14,12 +14,7 @@ pytestmark = [pytest.mark.world("tiny", "mooncake"), pytest.mark.timeout(900)]
 
 @pytest.fixture
 def stage(world, pool):
-    if pool == "whole":
-        pytest.skip("has one server")
-    found = Stage(world, pool)
-    world.warm()
-    for server in (found.node, found.prefill):
-        server.wait_idle()
+    found = staged(world, pool)
     yield found
     refuse(found.node, 0)
 
