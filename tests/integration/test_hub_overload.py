@@ -24,7 +24,7 @@ CLASSES = {
 CAPACITY = 1 / 0.2 + 2 / 0.4
 """Requests a second: one slot with 20 ms a token, two with 40."""
 SECONDS = 6.0
-LATE_S = 2.0
+LATE_S = 0.2
 """For a machine that does other things too."""
 
 
