@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from tree import CHOOSE, NODE, PREFILL, PULL, ROUTER
+from tree import CHOOSE, NODE, PREFILL, PREFILL_PUSH, PULL, PUSH, PUSH_ID, ROUTER, SIDE_PUSH
 
 
 @dataclass
@@ -63,7 +63,14 @@ class Legs:
         body = {"model": "m", "prompt": list(prompt), "max_tokens": 1, "temperature": 0, "return_token_ids": True}
         if params is not None:
             body["kv_transfer_params"] = params
-        return await self._json("POST", f"http://127.0.0.1:{PREFILL}/v1/completions", body)
+        answer: dict[str, Any] = await self._json("POST", f"http://127.0.0.1:{PREFILL}/v1/completions", body)
+        return answer
+
+    async def direct(self, prompt: Sequence[int], count: int) -> Trace:
+        """A whole answer of the prefill instance itself."""
+        trace, body = Trace(), greedy(prompt, count)
+        await self._stream(f"http://127.0.0.1:{PREFILL}/v1/completions", body, {}, time.perf_counter(), trace)
+        return trace
 
     async def claim(self, prompt: Sequence[int], count: int) -> dict[str, Any]:
         """A landing at the node, and what the sender is told of it."""
@@ -127,6 +134,44 @@ class Legs:
         await self._stream(f"http://127.0.0.1:{PULL}/v1/completions", body, {}, begin, trace)
         return trace
 
+    async def pushed(self, prompt: Sequence[int], count: int) -> Trace:
+        """Through vLLM's NixlPushConnector: both legs at once, the prefill instance writes."""
+        trace = Trace()
+        name = uuid.uuid4().hex
+        params = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": PUSH_ID,
+            "remote_host": "127.0.0.1",
+            "remote_port": SIDE_PUSH,
+            "tp_size": 1,
+            "pp_size": 1,
+            "remote_request_id": name,
+            "transfer_id": name,
+        }
+        body = {**greedy(prompt, count), "kv_transfer_params": params}
+        begin = time.perf_counter()
+
+        async def prefill() -> None:
+            await self._json(
+                "POST",
+                f"http://127.0.0.1:{PREFILL_PUSH}/v1/completions",
+                {
+                    "model": "m",
+                    "prompt": list(prompt),
+                    "max_tokens": 1,
+                    "temperature": 0,
+                    "return_token_ids": True,
+                    "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": name},
+                },
+                {"x-request-id": name},
+            )
+            trace.prefilled = time.perf_counter() - begin
+
+        stream = self._stream(f"http://127.0.0.1:{PUSH}/v1/completions", body, {"x-request-id": name}, begin, trace)
+        await asyncio.gather(prefill(), stream)
+        return trace
+
     async def routed(self, prompt: Sequence[int], count: int, pool: str) -> Trace:
         """Through the router."""
         trace = Trace()
@@ -153,8 +198,8 @@ class Legs:
                     trace.tokens.append(token)
                     trace.times.append(time.perf_counter() - begin)
 
-    async def _json(self, method: str, url: str, body: Any = None) -> Any:
-        async with self._http.request(method, url, json=body) as reply:
+    async def _json(self, method: str, url: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+        async with self._http.request(method, url, json=body, headers=headers) as reply:
             text = await reply.text()
             if reply.status != 200:
                 raise RuntimeError(f"{url}: {reply.status} {text[:500]}")

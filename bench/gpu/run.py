@@ -5,7 +5,7 @@
     python3 bench/gpu/run.py --site SITE --out FOLDER PART…
 
 Parts: ``facts``, ``wire``, ``equal-nixl``, ``equal-shm``, ``equal-tcp``, ``llama-1.24b``, ``qwen3-8.19b``, ``digests``,
-``compiled-llama-1.24b``, ``compiled-qwen3-8.19b``.
+``hard``, ``compiled-llama-1.24b``, ``compiled-qwen3-8.19b``.
 A part that fails leaves its error in the file, and the next one runs. FOLDER gets the servers' logs.
 """
 
@@ -30,6 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import handover
+import harm
+import loads
 import shapes
 from equality import equality
 from legs import Legs
@@ -47,6 +49,7 @@ class Run:
 
         self.site, self.out, self.quick = site, out, quick
         self.gpus = (0, 1 if torch.cuda.device_count() > 1 else 0)
+        self.peers = ("pull", "push") if self.gpus[1] else ("pull",)
         self.path = out / "handoff-gpu.json"
         self.found: dict[str, Any] = json.loads(self.path.read_text()) if self.path.is_file() else {}
 
@@ -133,7 +136,7 @@ def shape(name: str) -> Callable[[Run], Any]:
     def part(run: Run) -> Any:
         large = name.startswith("qwen")
         kind = Kind(
-            model=run.shape(name), dtype="bfloat16", random=True, pools=("nodes", "pull"), transport=NIXL,
+            model=run.shape(name), dtype="bfloat16", random=True, pools=("nodes", *run.peers), transport=NIXL,
             gpus=run.gpus, context=33_000, step=2048, prefill_kv="20G" if large else "8G",
             decode_kv="12G" if large else "4G", landings=4,
         )  # fmt: skip
@@ -146,6 +149,7 @@ def shape(name: str) -> Callable[[Run], Any]:
 async def _measured(run: Run, tree: Tree, name: str) -> dict[str, Any]:
     out: dict[str, Any] = {"start_s": tree.started_s}
     few, large = (3 if run.quick else 30), name.startswith("qwen")
+    pools = ("nodes", *run.peers)
 
     async def step(key: str, work: Any) -> None:
         begin = time.monotonic()
@@ -159,20 +163,26 @@ async def _measured(run: Run, tree: Tree, name: str) -> dict[str, Any]:
 
     async with Legs() as legs:
         rng = random.Random(1)
-        await step("warm", handover.warm(legs, (128, 1000, 4000, 16000, 32000), True, rng))
-        # a pull takes seconds at long prompts: fewer of them
-        for tokens, runs, pulls in ((1000, few, few), (4000, few, few), (16000, few, 10), (32000, few, 5)):
-            await step(f"exposed_{tokens}", handover.exposed(legs, tokens, runs, min(runs, pulls), rng))
+        await step("warm", handover.warm(legs, (128, 1000, 4000, 16000, 32000), run.peers, rng))
+        # on one GPU a pull takes seconds at long prompts: fewer of them
+        shared = not run.gpus[1]
+        for tokens, theirs in ((16000, 10), (1000, few), (4000, few), (32000, 5)):
+            peer_runs = min(few, theirs) if shared else few
+            await step(f"exposed_{tokens}", handover.exposed(legs, tokens, few, run.peers, peer_runs, rng))
         await step("cached_16000", handover.afterwards(legs, 16000, 3 if run.quick else 9, rng))
         await step(
             "throughput",
-            handover.throughput(legs, 4000, 8 if run.quick else 30, 3, 1 if run.quick else 3 if large else 5),
+            loads.throughput(legs, 4000, 8 if run.quick else 30, 3, 1 if run.quick else 3 if large else 5),
         )
+        await step("beside", loads.beside(legs, 4000, 1 if run.quick else 3))
+        await step("router_16000", loads.routed(legs, 16000, 3 if run.quick else 12, 1, pools))
+        await step("router_16000_c8", loads.routed(legs, 16000, 8 if run.quick else 32, 8, pools))
+        if not shared:
+            wanted = (1, 2, 4, 6) if large else (4, 8, 12, 16)
+            await step("rates", loads.rates(legs, 4000, 64, wanted, 4 if run.quick else 12, ("pull", "push")))
         await step("decode_128", handover.decode_speed(legs, 128, 64, 3, True))
         await step("decode_4096", handover.decode_speed(legs, 4096, 64, 3, True))
-        await step("router_16000", handover.routed(legs, 16000, 3 if run.quick else 8, 1, ("nodes", "pull")))
-        await step("router_4000_c8", handover.routed(legs, 4000, 8 if run.quick else 32, 8, ("nodes", "pull")))
-        await step("faults", handover.storm(legs, tree, 8000, 8 if run.quick else 40, True))
+        await step("faults", harm.storm(legs, tree, 8000, 8 if run.quick else 40, True))
     return out
 
 
@@ -187,7 +197,7 @@ def compiled(name: str) -> Callable[[Run], Any]:
 
         async def measure() -> list[Any]:
             async with Legs() as legs:
-                await handover.warm(legs, (128, 4096), True, random.Random(3))
+                await handover.warm(legs, (128, 4096), ("pull",), random.Random(3))
                 return [await handover.decode_speed(legs, tokens, 128, 5, True) for tokens in (128, 4096)]
 
         with Tree(kind, run.out, f"compiled-{name}") as tree:
@@ -216,6 +226,33 @@ def digests(run: Run) -> Any:
         return asyncio.run(compare())
 
 
+def hard(run: Run) -> Any:
+    """What is hard for a producer, with digests of every byte: two tensor-parallel ranks where there are two GPUs, the
+    second model runner, CUDA graphs, hits in the prefix cache, several hand-overs at once, preemption."""
+    ranks = tuple(dict.fromkeys(run.gpus))
+    kind = Kind(
+        model=run.shape("llama-1.24b"), dtype="bfloat16", random=True, pools=("nodes",), transport=NIXL,
+        gpus=run.gpus, context=9000, step=2048, prefill_kv="1G", verify=True, eager=False, prefill_gpus=ranks,
+        prefill_env={"VLLM_USE_V2_MODEL_RUNNER": "1"},
+    )  # fmt: skip
+
+    async def work() -> dict[str, Any]:
+        out: dict[str, Any] = {"tensor_parallel": len(ranks)}
+        async with Legs() as legs:
+            rng = random.Random(11)
+            rows = out["one_by_one"] = []
+            for tokens in (1, 17, 1000, 2049, 4096, 8000):
+                asked = handover.prompt(tokens, rng)
+                first, again = await legs.handed(asked, 4), await legs.handed(asked, 4)
+                rows.append({"prompt_tokens": tokens, "kv_bytes": first.stats["kv_bytes"], "digests_equal": True})
+                rows[-1]["same_tokens_with_prefix_hits"] = first.tokens == again.tokens
+            out["preempted"] = await harm.preempted(legs, 4000, 24)
+        return out
+
+    with Tree(kind, run.out, "hard") as tree:
+        return {"start_s": tree.started_s, **asyncio.run(work())}
+
+
 PARTS: dict[str, Callable[[Run], Any]] = {
     "facts": facts,
     "wire": wire,
@@ -225,6 +262,7 @@ PARTS: dict[str, Callable[[Run], Any]] = {
     "llama-1.24b": shape("llama-1.24b"),
     "qwen3-8.19b": shape("qwen3-8.19b"),
     "digests": digests,
+    "hard": hard,
     "compiled-llama-1.24b": compiled("llama-1.24b"),
     "compiled-qwen3-8.19b": compiled("qwen3-8.19b"),
 }

@@ -17,7 +17,12 @@ from typing import Any
 
 import yaml
 
-ROUTER, PREFILL, NODE, PULL, WHOLE = 8000, 8100, 8200, 8300, 8400
+ROUTER, PREFILL, PREFILL_PUSH, NODE, PULL, WHOLE, PUSH = 8000, 8100, 8150, 8200, 8300, 8400, 8500
+SIDE_PULL, SIDE_PUSH = 5600, 5700
+"""Side channels of NIXL: the prefill instance's; decode's follows it."""
+PUSH_ID = "prefill-push"
+"""`engine_id` of the instance that pushes: known beforehand, so that both legs can start at once."""
+
 GRAPHS = ("--compilation-config", '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}')
 """Decode runs in CUDA graphs; nothing is compiled, which would take minutes."""
 
@@ -31,12 +36,15 @@ class Kind:
 
     Args:
         model: directory. dtype: of weights and KV. random: weights are random.
-        pools: of ``nodes`` (pdhub's hand-over), ``pull`` (vLLM's NixlConnector), ``whole`` (no hand-over).
+        pools: of ``nodes`` (pdhub's hand-over), ``pull`` (vLLM's NixlConnector), ``push`` (its NixlPushConnector, with
+            a prefill instance of its own: the two cannot share one), ``whole`` (no hand-over).
         transport: of the nodes, as in YAML. verify: digests.
         context: prompt plus output. step: tokens that prefill computes at once.
         prefill_kv, decode_kv: bytes of the servers' caches, as vLLM reads them.
         gpus: prefill's, and that of everything else.
         landings: of the node. args: further arguments of vLLM servers.
+        prefill_args, prefill_gpus, prefill_env: of the first prefill instance; several GPUs: tensor parallelism.
+        eager: prefill instances run without CUDA graphs.
     """
 
     model: Path
@@ -53,13 +61,22 @@ class Kind:
     verify: bool = False
     args: Sequence[str] = ()
     engine: dict[str, Any] = field(default_factory=dict)
+    prefill_args: Sequence[str] = ()
+    prefill_env: dict[str, str] = field(default_factory=dict)
+    prefill_gpus: Sequence[int] = ()
+    eager: bool = True
 
 
 def document(kind: Kind) -> dict[str, Any]:
     """What a user would write."""
     first, second = kind.gpus
-    prefill = _vllm(kind, first, kind.prefill_kv, "nixl" if "pull" in kind.pools else "pdhub", ["--enforce-eager"])
+    graphs = ("--enforce-eager",) if kind.eager else GRAPHS
+    handoff = "nixl" if "pull" in kind.pools else "pdhub"
+    prefill = _vllm(kind, kind.prefill_gpus or (first,), kind.prefill_kv, handoff, graphs)
     prefill["config"]["pdhub_port"] = 5580
+    prefill["config"]["serve"]["args"] += kind.prefill_args
+    prefill["config"]["serve"]["env"] |= kind.prefill_env
+    instances = [_instance("prefill-0", PREFILL, prefill, [p for p in kind.pools if p in ("nodes", "pull")])]
     pools: list[dict[str, Any]] = []
     if "nodes" in kind.pools:
         engine = {"slots": 1, "device": f"cuda:{second}", "dtype": kind.dtype, "max_context": kind.context}
@@ -73,12 +90,14 @@ def document(kind: Kind) -> dict[str, Any]:
                 "nodes": [node],
             }
         )
-    if "pull" in kind.pools:
-        engine = _vllm(kind, second, kind.decode_kv, "nixl")
-        pools.append({"name": "pull", "engine": engine, "nodes": [{"name": "decode-0", "port": PULL}]})
-    if "whole" in kind.pools:
-        engine = _vllm(kind, second, kind.decode_kv, "none")
-        pools.append({"name": "whole", "engine": engine, "nodes": [{"name": "whole-0", "port": WHOLE}]})
+    if "push" in kind.pools:
+        instances.append(
+            _instance(PUSH_ID, PREFILL_PUSH, _vllm(kind, (first,), kind.prefill_kv, "nixl_push", graphs), ["push"])
+        )
+    for name, handoff, port in (("pull", "nixl", PULL), ("push", "nixl_push", PUSH), ("whole", "none", WHOLE)):
+        if name in kind.pools:
+            engine = _vllm(kind, (second,), kind.decode_kv, handoff)
+            pools.append({"name": name, "engine": engine, "nodes": [{"name": f"{name}-0", "port": port}]})
     rules = [
         {"name": p["name"], "match": {"headers": {CHOOSE: p["name"]}}, "pools": [p["name"]], "fallback": []}
         for p in pools
@@ -89,20 +108,17 @@ def document(kind: Kind) -> dict[str, Any]:
         # random weights differ from engine to engine, and so would what a pair answers
         "router": {"port": ROUTER, "debug_headers": True, "pair_check": not kind.random},
         "handoff": {"transport": kind.transport, "staging_bytes": 1 << 30, "verify": kind.verify},
-        "prefill": [
-            {
-                "name": "prefill-0",
-                "port": PREFILL,
-                "engine": prefill,
-                "pools": [p for p in kind.pools if p != "whole"],
-            }
-        ],
+        "prefill": instances,
         "pools": pools,
         "policy": {"type": "round_robin", "rules": rules},
     }
 
 
-def _vllm(kind: Kind, gpu: int, kv: str, handoff: str, graphs: Sequence[str] = GRAPHS) -> dict[str, Any]:
+def _instance(name: str, port: int, engine: dict[str, Any], pools: Sequence[str]) -> dict[str, Any]:
+    return {"name": name, "port": port, "engine": engine, "pools": list(pools)}
+
+
+def _vllm(kind: Kind, gpus: Sequence[int], kv: str, handoff: str, graphs: Sequence[str] = GRAPHS) -> dict[str, Any]:
     args = [
         "--dtype", kind.dtype,
         "--kv-cache-memory-bytes", kv,
@@ -115,7 +131,7 @@ def _vllm(kind: Kind, gpu: int, kv: str, handoff: str, graphs: Sequence[str] = G
         *kind.args,
     ]  # fmt: skip
     env = {
-        "CUDA_VISIBLE_DEVICES": str(gpu),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -124,8 +140,12 @@ def _vllm(kind: Kind, gpu: int, kv: str, handoff: str, graphs: Sequence[str] = G
     }
     serve = {"command": [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"], "args": args, "env": env}
     config = {"handoff": handoff, "slots": 8, "max_context": kind.context, "serve": {**serve, "ready_within_s": 400}}
-    if handoff == "nixl":
-        config["side_channel_port"] = 5600
+    if len(gpus) > 1:
+        config["tensor_parallel"] = len(gpus)
+    if handoff.startswith("nixl"):
+        config["side_channel_port"] = SIDE_PULL if handoff == "nixl" else SIDE_PUSH
+    if handoff == "nixl_push":
+        config["engine_id"] = PUSH_ID
     return {"type": "vllm", "config": config}
 
 
@@ -164,7 +184,8 @@ class Tree:
 
     def wait_ready(self, within_s: float = 300) -> None:
         """Until router and every server answer."""
-        ports = [ROUTER, PREFILL] + [{"nodes": NODE, "pull": PULL, "whole": WHOLE}[p] for p in self.kind.pools]
+        own = {"nodes": [NODE], "pull": [PULL], "push": [PREFILL_PUSH, PUSH], "whole": [WHOLE]}
+        ports = [ROUTER, PREFILL, *(port for pool in self.kind.pools for port in own[pool])]
 
         def up() -> bool:
             assert self._up is not None
@@ -210,6 +231,12 @@ def gauges(port: int) -> dict[str, float]:
         match = re.search(rf"^vllm:{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
         found[short] = float(match[1]) if match else -1.0
     return found
+
+
+def preemptions() -> int:
+    """How often the prefill instance took blocks back from a request so far."""
+    match = re.search(r"^vllm:num_preemptions_total(?:\{.*\})? (\S+)$", get(PREFILL, "/metrics") or "", re.MULTILINE)
+    return int(float(match[1])) if match else -1
 
 
 def wait_for(what: Callable[[], bool], within_s: float, why: Callable[[], str]) -> None:
