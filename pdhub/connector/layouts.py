@@ -47,6 +47,7 @@ class Layer:
         block_tokens: of that group's blocks.
         heads, dim: of this shard; ``dim`` is the row of an ``mla`` layer, in elements.
         window: tokens that a ``sliding`` layer keeps.
+        part: which bytes of an ``mla`` row go out; None = all.
     """
 
     name: str
@@ -58,11 +59,13 @@ class Layer:
     dim: int
     dtype: str
     window: int = 0
+    part: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``layers[i]`` are the layers of ``layout.groups[i]``, in its order."""
+    """``layers[i]`` are the layers of ``layout.groups[i]``, in its order. A shard may have fewer than the group has
+    places for; the last ones are then zero."""
 
     layout: KVLayout
     layers: tuple[tuple[Layer, ...], ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -20,6 +20,13 @@ class ConnectorOptions(PluginConfig):
         5580, ge=0, le=65_000, description="Port of it; rank N of data parallelism adds N. 0 = a free one."
     )
     block_tokens: int = Field(16, ge=1, le=1024, description="Tokens of a block on the wire; the nodes have the same.")
+    form: Literal["rows", "planes"] = Field(
+        "rows",
+        description="`planes`: latent caches with an indexer, as TileRT keeps them; `block_tokens` is then 64.",
+    )
+    shards: int = Field(
+        1, ge=1, le=64, description="`planes`: workers that write, each its own layers; divides tensor parallelism."
+    )
     chunk_tokens: int = Field(512, ge=1, description="Most tokens of one write.")
     staging_bytes: int = Field(256 << 20, gt=0, description="Staging memory of each worker.")
     verify: bool = Field(False, description="Send a digest of every byte (test mode, slower).")

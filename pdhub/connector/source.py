@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pdhub.api.errors import EngineFailed
-from pdhub.api.layout import GroupKind, KVGroup
+from pdhub.api.layout import GroupKind, KVGroup, Order
 from pdhub.api.transport import Region
 from pdhub.connector.gather import (
     Physical,
@@ -103,8 +103,12 @@ class TorchSource:
         at = 0
         for group, layers, fused in zip(self._plan.layout.groups, self._plan.layers, self._fused, strict=True):
             count = len(chunk_blocks(group, start, stop, handover.tokens))
-            size = count * len(layers) * group.block_bytes
-            blocks = target[at : at + size].view(count, len(layers), group.block_bytes)
+            places = len(group.layers)
+            size = count * places * group.block_bytes
+            if self._plan.layout.order is Order.BLOCK_MAJOR:
+                blocks = target[at : at + size].view(count, places, group.block_bytes)
+            else:
+                blocks = target[at : at + size].view(places, count, group.block_bytes).transpose(0, 1)
             at += size
             if fused is not None:
                 ids, skip = self._ids(layers[0], self._caches[layers[0].name], handover, start, stop)
@@ -117,7 +121,8 @@ class TorchSource:
                 if cached is None or cached[0] != key:
                     cached = (key, *self._ids(layer, cache, handover, start, stop))
                 _, ids, skip = cached
-                self._layer(blocks[:, index], group, cache, ids, skip, handover, start, stop)
+                self._layer(blocks[:, index], group, layer, ids, skip, handover, start, stop)
+            blocks[:, len(layers) :] = 0
 
     def _one_kernel(self, group: KVGroup, layers: Sequence[Layer]) -> FusedGather | None:
         """For caches on a GPU that are alike, as those of most models are."""
@@ -151,7 +156,7 @@ class TorchSource:
         self,
         out: Tensor,
         group: KVGroup,
-        cache: Cache,
+        layer: Layer,
         ids: Tensor,
         skip: int,
         handover: Handover,
@@ -159,15 +164,18 @@ class TorchSource:
         stop: int,
     ) -> None:
         """One layer's blocks: ``out`` is ``[block, bytes]``, strided."""
-        tokens = stop - start
+        tokens, cache = stop - start, self._caches[layer.name]
         if group.kind is GroupKind.INDEXER:
             pages = indexer(cache.tensor, ids, ue8m0=cache.ue8m0)[skip // group.block_tokens :][: out.shape[0]]
             clear_page_tail(pages, tokens)
             out.copy_(pages)
             return
         if group.kind is GroupKind.MLA:
+            rows = latent(cache.tensor, ids)[skip : skip + tokens]
+            if layer.part is not None:
+                rows = rows[:, layer.part[0] // rows.itemsize : layer.part[1] // rows.itemsize]
             typed = out.view(cache.tensor.dtype).unflatten(1, (group.block_tokens, -1))
-            _write(typed.unsqueeze(1), latent(cache.tensor, ids)[skip : skip + tokens].unsqueeze(0), 0)
+            _write(typed.unsqueeze(1), rows.unsqueeze(0), 0)
             return
         gone = max(0, min(handover.floor - start, tokens)) if group.kind is GroupKind.SLIDING else 0
         heads = cache_heads(group)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from pdhub import __version__
+from pdhub.api.errors import ConfigError
 from pdhub.api.layout import KVLayout
 from pdhub.api.request import Feature
 from pdhub.api.transport import Transport
@@ -19,6 +20,7 @@ from pdhub.connector.describe import Describer
 from pdhub.connector.layouts import Layer, piece_tokens, plan
 from pdhub.connector.memory import staging_memory
 from pdhub.connector.options import ConnectorOptions
+from pdhub.connector.planes import plan_planes
 from pdhub.connector.pump import Pump
 from pdhub.connector.source import Cache, TorchSource
 from pdhub.connector.steps import Report, Step
@@ -73,22 +75,25 @@ class Worker:
         *,
         most_tokens: int,
     ) -> None:
-        replicated = all(layer.kind in ("mla", "indexer") for layer, _ in layers.values())
-        shards = 1 if replicated else min(place.ranks, place.kv_heads)
+        every = [layer for layer, _ in layers.values()]
+        if options.form == "planes":
+            shards = options.shards
+            if place.ranks % shards:
+                raise ConfigError(f"{shards} shards of planes, and {place.ranks} workers", where="kv_transfer_config")
+            shard = place.rank // (place.ranks // shards)
+            self._plan = plan_planes(every, model=place.model, shards=shards, shard=shard)
+        else:
+            replicated = all(layer.kind in ("mla", "indexer") for layer in every)
+            shards = 1 if replicated else min(place.ranks, place.kv_heads)
+            self._plan = plan(every, model=place.model, shards=shards, block_tokens=options.block_tokens)
         copies = place.ranks // shards
-        self._plan = plan(
-            (layer for layer, _ in layers.values()),
-            model=place.model,
-            shards=shards,
-            block_tokens=options.block_tokens,
-        )
         self._options, self._place = options, place
         self._window = self._plan.window
         self._mute: set[str] = set()
         self._pump: Pump | None = None
         self._transport: Transport | None = None
         self._describer: Describer | None = None
-        if place.rank % copies == 0:  # the others have the same heads once more
+        if place.rank % copies == 0:  # the others have the same bytes once more
             self._source = TorchSource(self._plan, {name: cache for name, (_, cache) in layers.items()}, device)
             self._open(device, shards, place.rank // copies, most_tokens)
         if place.rank == 0:
