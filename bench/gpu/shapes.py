@@ -130,7 +130,15 @@ def real(gguf: Path, out: Path) -> Path:
     return convert_gguf(gguf, out, dtype="float32")
 
 
-SPECIAL = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<unk>")
+SPECIAL = (
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<think>",
+    "</think>",
+    "<unk>",
+)
 """First ids of :func:`words`: what the chat format of DeepSeek-V3.2 is made of."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -41,13 +42,14 @@ class Up:
 
     def __exit__(self, *_: object) -> None:
         assert self._child is not None
+        for patience_s in (20, 10):
+            if self._child.poll() is None:
+                self._child.terminate()  # the second time it kills what it started
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(patience_s)
         if self._child.poll() is None:
-            self._child.terminate()
-            try:
-                self._child.wait(30)
-            except subprocess.TimeoutExpired:
-                self._child.kill()
-                self._child.wait(10)
+            self._child.kill()
+            self._child.wait(10)
 
     def wait(self, deadline: float, ready: dict[str, float]) -> None:
         """Until every member answers.
@@ -73,11 +75,6 @@ class Up:
                 said = time.monotonic()
                 print(f"waits for {', '.join(missing)}: {self.tail(1)[-200:]}", flush=True)
             time.sleep(0.5)
-
-    def lines(self, member: str) -> list[str]:
-        """What one member wrote."""
-        mine = (line for line in self.log.read_text(errors="replace").splitlines() if member in line[:40])
-        return list(mine)
 
     def tail(self, count: int = 40) -> str:
         """The end of the log."""
