@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs vLLM, NIXL, what they import, this project and (optionally) a GGUF into folders DIR/part1 … part6 of less than
-# 64 MiB each, for a machine with CUDA 13, Python 3.12 and torch 2.11 that reaches no network. `unpack.sh` puts them there.
+# Packs vLLM, NIXL, what they import, this project, TileRT and (optionally) a GGUF into folders DIR/part1 … part7 of less
+# than 64 MiB each, for a machine with CUDA 13, Python 3.12 and torch 2.11 that reaches no network. `unpack.sh` puts them there.
 # Needs Python 3.11 or newer with pip and hatchling, tar, xz and unzip; about 8 minutes on two cores.
 set -euo pipefail
 dir=$(realpath -m "${1:?usage: bundle.sh DIR [MODEL.gguf]}") gguf=${2:-}
@@ -34,6 +34,17 @@ get -d "$dir/part4" nixl-cu13==1.5.1 nixl==1.5.2 gguf==0.19.0 pytest-asyncio==1.
 for project in . engines/vllm engines/transformers plugins/nixl; do
   "$python" -m pip wheel -q --no-deps --no-build-isolation -w "$dir/part4" "$root/$project"
 done
+
+# TileRT without its kernels, which are for B200: connector, decode server and stub engine are Python.
+mkdir -p "$dir/part7" "$dir/unpacked"
+get -d "$dir/unpacked" tilert==0.1.6.post3
+cd "$dir/unpacked"
+unzip -q -o tilert-*.whl -x '*.so'
+tar cf - tilert tilert-*.dist-info | xz -6 >"$dir/part7/tilert.tar.xz"
+cd "$here"
+rm -rf "$dir/unpacked"
+"$python" -m pip wheel -q --no-deps --no-build-isolation -w "$dir/part7" "$root/engines/tilert"
+
 if [ -n "$gguf" ]; then
   split -n 2 -d "$gguf" "$dir/half"
   for n in 0 1; do mkdir -p "$dir/part$((5 + n))" && mv "$dir/half0$n" "$dir/part$((5 + n))/model.gguf.$n"; done

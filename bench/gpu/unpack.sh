@@ -21,4 +21,4 @@ if [ -e "$site/model.gguf.0" ] && [ -e "$site/model.gguf.1" ]; then
   cat "$site/model.gguf.0" "$site/model.gguf.1" >"$site/model.gguf"
 fi
 root=$(cd "$(dirname "$0")/../.." && pwd)
-echo "export PYTHONPATH=$root:$root/engines/vllm/src:$root/engines/transformers/src:$root/plugins/nixl/src:$site"
+echo "export PYTHONPATH=$root:$root/engines/vllm/src:$root/engines/transformers/src:$root/engines/tilert/src:$root/plugins/nixl/src:$site"
