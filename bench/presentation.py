@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pdhub.api import TokenChunk, TokenLogprob
-from pdhub.router.presentation import Presenter, TextDecoder, load_text_decoder
+from pdhub.router.presentation import Envelope, Presenter, TextDecoder, load_text_decoder
 
 TEXT = "The quick brown fox jumps over the lazy dog; naïve café, 你好世界 😀.\n" * 40
 ROUNDS = 15
@@ -50,15 +50,8 @@ def run(text: TextDecoder, ids: list[int], body: dict[str, Any]) -> float:
     top = tuple((i, -float(i)) for i in range(5))
     logprobs = body.get("logprobs", False)
     items = [[TokenChunk((i,), (TokenLogprob(i, -0.5, top),) if logprobs else ())] for i in ids]
-    presenter = Presenter(
-        text,
-        endpoint="/v1/chat/completions",
-        body={"stream": True, **body},
-        request_id="chatcmpl-0123456789abcdef",
-        model="model",
-        created=1_700_000_000,
-        prompt_token_ids=ids[:64],
-    )
+    envelope = Envelope("chatcmpl-0123456789abcdef", "model", 1_700_000_000, ids[:64])
+    presenter = Presenter(text, envelope, endpoint="/v1/chat/completions", body={"stream": True, **body})
     start = time.perf_counter()
     for item in items:
         presenter.feed(item)

@@ -43,6 +43,7 @@ from pdhub.api.errors import (
     LayoutMismatch,
     LeaseExpired,
     ModelNotFound,
+    ParserFailed,
     PDHubError,
     PluginError,
     RequestCancelled,
@@ -54,7 +55,17 @@ from pdhub.api.hooks import PROJECT, hookimpl, hookspec
 from pdhub.api.launcher import Launcher, Running
 from pdhub.api.layout import GroupKind, KVGroup, KVLayout, Order, Span, model_identity
 from pdhub.api.operate import Finding, NodeSpec, Operate, Process, Severity, Topology
-from pdhub.api.parser import OutputParser, ParsedDelta, ParserFactory, ToolCallDelta
+from pdhub.api.parser import (
+    OutputParser,
+    ParsedDelta,
+    ParsedMessage,
+    ParserContext,
+    ParseRequest,
+    ParserFactory,
+    Piece,
+    ToolCall,
+    ToolCallDelta,
+)
 from pdhub.api.plugin import (
     API_VERSION,
     CommandSpec,
@@ -169,9 +180,14 @@ __all__ = [
     "OutputParser",
     "PDHubError",
     "PROJECT",
+    "ParseRequest",
     "ParsedDelta",
+    "ParsedMessage",
+    "ParserContext",
     "ParserFactory",
+    "ParserFailed",
     "ParserSpec",
+    "Piece",
     "Peer",
     "PeerMetadata",
     "PluginConfig",
@@ -204,6 +220,7 @@ __all__ = [
     "Target",
     "TokenChunk",
     "TokenLogprob",
+    "ToolCall",
     "ToolCallDelta",
     "Topology",
     "Transfer",

@@ -14,6 +14,7 @@
         ├── LayoutMismatch       502  prefill and node disagree on the KV layout
         ├── TransferFailed       502  KV did not arrive, or arrived damaged
         ├── EngineFailed         502  an engine or an instance failed or went away
+        │   └── ParserFailed     502  the parser of reasoning and tool calls failed or went away
         └── LeaseExpired         504  the hand-over took longer than its lease
 
 Plugins raise these; they never return error values and never yield them in a stream. The HTTP status
@@ -154,6 +155,12 @@ class EngineFailed(RequestError):
     """An engine, node or instance failed, died or stopped answering."""
 
     code = "engine_failed"
+
+
+class ParserFailed(EngineFailed):
+    """The answer could not be parsed into reasoning, content and tool calls; what was computed of it is lost."""
+
+    code = "parser_failed"
 
 
 class LeaseExpired(RequestError):

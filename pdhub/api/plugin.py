@@ -3,7 +3,7 @@ vllm or a native library; the factories do that when called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -15,10 +15,11 @@ from pdhub.api.command import Command
 from pdhub.api.discovery import Discovery
 from pdhub.api.engine import Capabilities, DecodeEngine, EngineContext
 from pdhub.api.launcher import Launcher
-from pdhub.api.operate import Operate
-from pdhub.api.parser import ParserFactory
+from pdhub.api.operate import Finding, Operate
+from pdhub.api.parser import ParserContext, ParserFactory
 from pdhub.api.policy import AdmissionOrder, Filter, Policy, Scorer
 from pdhub.api.prefill import PrefillEngine
+from pdhub.api.request import Feature
 from pdhub.api.transport import Transport
 
 API_VERSION = (1, 0)
@@ -112,11 +113,20 @@ class PolicySpec(PluginSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ParserSpec(PluginSpec):
-    """A reasoning or tool-call parser."""
+    """A reasoning and tool-call parser.
+
+    Args:
+        declares: of ``Feature.TOOLS`` and ``Feature.REASONING``, what pools that speak tokens can do because of it.
+        checks: what is wrong with these options on this machine and in this deployment. Blocking; may start a process
+            that ends by itself. Asked by ``pdhub check``, by ``pdhub doctor``, and by a router before it starts: an
+            ``ERROR`` keeps it from doing so.
+    """
 
     kind: ClassVar[str] = "parser"
 
-    factory: Callable[[Any], ParserFactory]
+    factory: Callable[[Any, ParserContext], ParserFactory]
+    declares: Callable[[Any], frozenset[Feature]]
+    checks: Callable[[Any, ParserContext], Sequence[Finding]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,9 +142,11 @@ def check(config: ConfigFile, set_: Overrides = None) -> None:
     from pdhub.cli.tables import plan_text
     from pdhub.config.build import load_plan
     from pdhub.config.checks import check_model
+    from pdhub.config.parsing import refuse_parser
 
     plan = load_plan(config, overrides=set_ or ())
     check_model(plan.config, plan.origins)
+    refuse_parser(plan)
     typer.echo(plan_text(plan))
 
 

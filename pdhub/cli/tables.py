@@ -71,6 +71,8 @@ def plan_text(plan: Plan) -> str:
         lines.append(f"  pool       {pool.name}: {plan.pools[pool.name].spec.name} on {names}")
     for prefill in plan.config.prefill:
         lines.append(f"  prefill    {prefill.name}: {plan.prefill[prefill.name].spec.name}")
+    if plan.parser is not None:
+        lines.append(f"  parser     {plan.parser.spec.name}")
     lines.append(f"  policy     {plan.policy.spec.name}, version {version_of(plan.config)}")
     lines.append(f"  transport  {plan.transport.spec.name}")
     lines.append(f"  router     http://{plan.config.router.host}:{plan.config.router.port}")

@@ -14,7 +14,15 @@ from pydantic import BaseModel, ValidationError
 from pdhub.api.client import LegOrder
 from pdhub.api.errors import ConfigError, PDHubError, PluginError
 from pdhub.api.operate import Severity
-from pdhub.api.plugin import EngineSpec, LauncherSpec, PluginSpec, PolicyPart, PolicySpec, TransportSpec
+from pdhub.api.plugin import (
+    EngineSpec,
+    LauncherSpec,
+    ParserSpec,
+    PluginSpec,
+    PolicyPart,
+    PolicySpec,
+    TransportSpec,
+)
 from pdhub.config.checks import check_config
 from pdhub.config.classes import build_classes
 from pdhub.config.explain import explain
@@ -49,6 +57,7 @@ class Plan:
         path: the file it came from; None if it was made in memory.
         policy: the base policy that ``policy.type`` names. routing: it and everything around it.
         classes: service classes and tenants. order: of those that wait for a place.
+        parser: of reasoning and tool calls; None = pools that speak tokens have none.
         origins: where each value came from.
     """
 
@@ -62,6 +71,7 @@ class Plan:
     prefill: Mapping[str, Resolved[EngineSpec]]
     routing: Routing
     classes: Classes
+    parser: Resolved[ParserSpec] | None = None
     path: FilePath | None = None
     origins: Origins = field(default_factory=Origins, repr=False, compare=False)
 
@@ -129,6 +139,7 @@ def build_plan(
         routing=routing,
         classes=build_classes(config.policy, known),
         launcher=resolver.resolve(config.launcher, registry.launcher, ("launcher",)),
+        parser=resolver.optional(config.model.parser, registry.parser, ("model", "parser")),
         pools=resolver.engines(config.pools, registry, "pools"),
         prefill=resolver.engines(config.prefill, registry, "prefill"),
         path=path,
@@ -158,6 +169,9 @@ class _Resolver:
             return Resolved(spec, spec.config.model_validate(component.config))
         except ValidationError as error:
             raise explain(error, spec.config, (*path, "config"), self._origins) from None
+
+    def optional(self, component: Component | None, find: Any, path: Path) -> Resolved[Any] | None:
+        return None if component is None else self.resolve(component, find, path)
 
     def engines(
         self, owners: Sequence[PoolConfig | PrefillConfig], registry: Registry, section: str

@@ -26,6 +26,16 @@ class ServedModel(Model):
         None, description="Directory or tokenizer.json for the router's detokeniser; default: found at `path`."
     )
     aliases: list[str] = Field(default_factory=list, description="Other ids that clients may send.")
+    parser: Component | None = Field(
+        None,
+        description="Parser of reasoning and tool calls for pools that speak tokens; default: they are not given "
+        "requests that need one. Servers that speak OpenAI's API have their own.",
+    )
+    reasoning: bool | None = Field(
+        None,
+        description="Chat answers begin with reasoning that has to be split off, so chat requests go only to pools "
+        "with the feature `reasoning`; default: if `parser` splits it.",
+    )
     sampling_defaults: dict[Literal["temperature", "top_p", "top_k", "min_p", "repetition_penalty"], float] | None = (
         Field(
             None,

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
+from functools import partial
 
 from pdhub.api import Finding, Operate, Severity, Topology
 from pdhub.config.build import Plan
+from pdhub.config.parsing import parser_findings
 from pdhub.config.topology import operate_of, topology
 
 log = logging.getLogger("pdhub.operate.doctor")
@@ -34,7 +36,8 @@ def examine(plan: Plan, within_s: float = WITHIN_S) -> list[Finding]:
     """
     whole = topology(plan, secrets=True)
     found: dict[Finding, None] = {}
-    asked = [(where, _start(operate.checks, whole)) for where, operate in _engines(plan, whole)]
+    asked = [(where, _start(partial(operate.checks, whole))) for where, operate in _engines(plan, whole)]
+    asked.append(("model.parser", _start(partial(parser_findings, plan, secrets=True))))
     for where, answer in asked:
         found.update(dict.fromkeys(_result(where, answer, within_s)))
     return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity))
@@ -57,13 +60,13 @@ def _engines(plan: Plan, whole: Topology) -> Iterator[tuple[str, Operate]]:
             yield node.pool or node.name, operate
 
 
-def _start(checks: Callable[[Topology], Sequence[Finding]], whole: Topology) -> Future[Sequence[Finding]]:
+def _start(checks: Callable[[], Sequence[Finding]]) -> Future[Sequence[Finding]]:
     """In a daemon thread, unlike an executor's: one that never ends must not keep the process."""
     answer: Future[Sequence[Finding]] = Future()
 
     def work() -> None:
         try:
-            answer.set_result(checks(whole))
+            answer.set_result(checks())
         except BaseException as error:  # noqa: BLE001  it is raised where the answer is read
             answer.set_exception(error)
 

@@ -98,5 +98,7 @@ def _facet_problem(spec: PluginSpec) -> str | None:
         return f"argument 'part' must be a PolicyPart, it is {spec.part!r}"
     if isinstance(spec, CommandSpec) and spec.name in BUILTIN_COMMANDS:
         return f"'{spec.name}' is a verb of pdhub itself; choose another name"
+    if isinstance(spec, ParserSpec) and not callable(spec.declares):
+        return f"argument 'declares' must be callable, it is {spec.declares!r:.80}"
     factory = getattr(spec, "factory", None)
     return None if callable(factory) else f"argument 'factory' must be callable, it is {factory!r:.80}"

@@ -11,12 +11,13 @@ import msgspec
 from pdhub.api.client import FrameParser, Leg
 from pdhub.api.engine import TokenChunk
 from pdhub.api.errors import EngineFailed
+from pdhub.api.parser import OutputParser
 from pdhub.router.caller import DOCUMENT_LIMIT, Caller
 from pdhub.router.edits import Edits
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.flight import Flight
 from pdhub.router.openai import ClientRequest
-from pdhub.router.presentation import Presenter, TextDecoder
+from pdhub.router.presentation import Envelope, ParsedPresenter, Presenter, TextDecoder
 from pdhub.router.refusal import from_event
 from pdhub.router.relay import UpstreamReply
 from pdhub.router.sink import Sink
@@ -64,38 +65,35 @@ class Answerer:
         self._wait_s = wait_s
 
     async def tokens(
-        self, reply: UpstreamReply, leg: Leg, parser: FrameParser, text: TextDecoder, eos: frozenset[int]
+        self,
+        reply: UpstreamReply,
+        leg: Leg,
+        frames: FrameParser,
+        text: TextDecoder,
+        eos: frozenset[int],
+        parser: OutputParser | None = None,
     ) -> bool:
         """Present a token stream.
+
+        Args:
+            parser: splits the text into reasoning, content and tool calls; None = all of it is content.
 
         Returns:
             True if the engine came to its end; False if a stop string ended the answer and the engine must be told.
         """
-        request, result = self._request, leg.result
-        presenter = Presenter(
-            text,
-            endpoint=request.endpoint,
-            body=request.body,
-            request_id=("chatcmpl-" if request.chat else "cmpl-") + self._flight.id,
-            model=request.model,
-            created=int(time.time()),
-            prompt_token_ids=result.prompt_token_ids if result else (),
-            prompt_tokens=self._flight.prompt_tokens,
-            cached_tokens=result.cached_tokens if result else None,
-            eos_token_ids=eos,
-            service_tier=self._flight.tier,
-        )
+        request, presenter = self._request, self._presenter(leg, text, eos, parser)
         while not presenter.finished:
-            data = await self._next(reply, waiting=not parser.stats() and self._flight.first_at is None)
+            data = await self._next(reply, waiting=not frames.stats() and self._flight.first_at is None)
             if not data:
-                parser.eof()
+                frames.eof()
                 raise EngineFailed(f"'{self._endpoint.name}' ended its stream too early")
-            items = parser.feed(data)
-            self._flight.stats = parser.stats()
+            items = frames.feed(data)
+            self._flight.stats = frames.stats()
             count = sum(len(item.token_ids) for item in items if isinstance(item, TokenChunk))
             if count:
                 self._flight.tokens(count, self._clock())
-            if events := presenter.feed(items):
+            events = presenter.feed(items) if isinstance(presenter, Presenter) else await presenter.feed(items)
+            if events:
                 await self._send(STREAM, b"".join(events))
         if presenter.stopped:
             reply.abort()
@@ -108,6 +106,23 @@ class Answerer:
         if not presenter.stopped:
             await reply.finish()
         return not presenter.stopped
+
+    def _presenter(
+        self, leg: Leg, text: TextDecoder, eos: frozenset[int], parser: OutputParser | None
+    ) -> Presenter | ParsedPresenter:
+        request, result = self._request, leg.result
+        envelope = Envelope(
+            request_id=("chatcmpl-" if request.chat else "cmpl-") + self._flight.id,
+            model=request.model,
+            created=int(time.time()),
+            prompt_token_ids=result.prompt_token_ids if result else (),
+            prompt_tokens=self._flight.prompt_tokens,
+            cached_tokens=result.cached_tokens if result else None,
+            service_tier=self._flight.tier,
+        )
+        if parser is not None:
+            return ParsedPresenter(parser, text, envelope, body=request.body, eos_token_ids=eos)
+        return Presenter(text, envelope, endpoint=request.endpoint, body=request.body, eos_token_ids=eos)
 
     async def relay(self, reply: UpstreamReply, edits: Edits) -> None:
         """Pass an OpenAI answer on, byte for byte but for ``edits``."""

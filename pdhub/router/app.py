@@ -54,6 +54,8 @@ def make_app(context: Context, reloader: Reloader) -> FastAPI:
         if context.draining:
             ok, details = False, {**details, "status": "draining"}
         details["policy"] = _live(context, reloader)
+        if context.parsing.problem:
+            details["problems"].append(f"parser: {context.parsing.problem}")
         return _json(details, 200 if ok else 503)
 
     @app.get("/v1/models")

@@ -15,10 +15,12 @@ from pdhub.api.errors import (
     InvalidRequest,
     LayoutMismatch,
     LeaseExpired,
+    ParserFailed,
     RequestCancelled,
     RequestError,
     TransferFailed,
 )
+from pdhub.api.parser import OutputParser
 from pdhub.api.policy import Prediction
 from pdhub.api.request import RequestView, Sampling
 from pdhub.core.admission import DroppedReason
@@ -44,6 +46,7 @@ _NEUTRAL = (
     RequestCancelled,
     LayoutMismatch,
     LandingTooSmall,
+    ParserFailed,
     asyncio.CancelledError,
 )
 _PAIR = (TransferFailed, LeaseExpired)
@@ -98,6 +101,7 @@ class Attempt:
         self._claim: asyncio.Task[dict[str, object]] | None = None
         self._held = False
         self._asked = False
+        self._parser: OutputParser | None = None
         self._waiting = False  # decode was cut off while it waited for its KV
         self._writing = False  # it has a place among the hand-overs of the prefill instance
         self._sent = False  # the prompt went to the prefill instance, which may have taken it
@@ -149,6 +153,7 @@ class Attempt:
         ended = complete = False
         failed: BaseException | None = None
         try:
+            await self._open_parser()
             if choice.prefill is not None and choice.pool.client.order_of(self._leg) is LegOrder.TOGETHER:
                 await self._both(sink)
                 ended = True
@@ -172,8 +177,16 @@ class Attempt:
             if not sink.started:
                 self._leave(failed)
             self._leave_handovers()
+            if self._parser is not None:
+                self._parser.close()
             if not ended:
                 self._drop()
+
+    async def _open_parser(self) -> None:
+        """Before anything is spent: whoever parses the answer may refuse it."""
+        choice, context = self._choice, self._context
+        if choice.pool.client.speaks_tokens:
+            self._parser = await context.parsing.open(self._request, context.caller, choice.prefill, self._headers)
 
     async def _hand_over(self) -> None:
         """Claim and prefill; once more with the exact size if the prompt was longer than estimated."""
@@ -383,7 +396,8 @@ class Attempt:
             assert context.text is not None, "loaded at start because a pool speaks tokens"
             told = prefill_info(self._choice.prefill).eos_token_ids if self._choice.prefill else frozenset()
             eos = told or context.generation.eos_token_ids
-            return await answer.tokens(reply, self._leg, pool.client.frames_of(self._leg), context.text, eos)
+            frames = pool.client.frames_of(self._leg)
+            return await answer.tokens(reply, self._leg, frames, context.text, eos, self._parser)
 
     def _edits(self, call: Call) -> Edits:
         wanted = "prompt_logprobs" in call.drop and self._request.body.get("prompt_logprobs") is not None

@@ -20,6 +20,7 @@ from pdhub.router.generation import Generation
 from pdhub.router.janitor import Janitor
 from pdhub.router.leftovers import Leftovers
 from pdhub.router.lines import Lines
+from pdhub.router.parsing import Parsing
 from pdhub.router.presentation import TextDecoder
 from pdhub.router.rulebook import Rulebook
 from pdhub.telemetry.decisions import DecisionLog
@@ -60,6 +61,7 @@ class Context:
         gate: in front of pools. lines: in front of prefill instances.
     text: None if no pool speaks tokens. observer: None if nobody observes. clock: monotonic seconds.
         generation: what the model's files say, for pools that speak tokens.
+        parsing: of reasoning and tool calls, for them too.
     requests: how many have not ended. draining: the router refuses new ones.
         records: the last ended requests, for ``/debug/requests``.
     """
@@ -76,6 +78,7 @@ class Context:
     observer: Observer[RequestRecord] | None
     clock: Callable[[], float]
     generation: Generation = field(default_factory=Generation)
+    parsing: Parsing = field(default_factory=Parsing)
     decisions: DecisionLog = field(default_factory=DecisionLog)
     caches: Caches = field(default_factory=Caches)
     leftovers: Leftovers = field(default_factory=lambda: Leftovers(time.monotonic))

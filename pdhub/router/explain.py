@@ -68,12 +68,14 @@ class World(ABC):
     """What a decision depends on beside the request.
 
     Args:
+        reasons: every chat answer has reasoning that must be split off.
         defaults: the model's sampling defaults. now: monotonic seconds. wall_s: the same moment in epoch seconds.
         seen: as in :func:`~pdhub.router.view.view_of`. assumed: what is taken for granted, in words.
     """
 
     model: ServedModel
     rules: Rulebook
+    reasons: bool = False
     defaults: Mapping[str, float]
     now: float
     wall_s: float | None
@@ -166,7 +168,7 @@ def explain(world: World, raw: bytes, headers: Mapping[str, str], *, id: str) ->
         InvalidRequest: the router would refuse it before asking any policy.
     """
     model, rules = world.model, world.rules
-    request = parse_request(endpoint_of(raw), raw, model.name, model.aliases)
+    request = parse_request(endpoint_of(raw), raw, model.name, model.aliases, reasons=world.reasons)
     asked = read_asked(headers, request.body, rules.classes, _uncounted)
     view = view_of(
         request,

@@ -32,7 +32,7 @@ def features_of(body: Mapping[str, Any], chat: bool) -> frozenset[Feature]:
         Feature.PROMPT_LOGPROBS: body.get("prompt_logprobs") is not None,
         Feature.LOGPROBS: logprobs_of(body, chat) is not None,
         Feature.TOOLS: _tools(body),
-        Feature.GRAMMAR: _constrained(body),
+        Feature.GRAMMAR: _constrained(body) or (chat and _calls_constrained(body)),
         Feature.MIN_TOKENS: bool(body.get("min_tokens")),
         Feature.IGNORE_EOS: bool(body.get("ignore_eos")),
         Feature.STOP_TOKEN_IDS: bool(body.get("stop_token_ids")),
@@ -59,6 +59,17 @@ def choices_of(body: Mapping[str, Any]) -> int:
 def _tools(body: Mapping[str, Any]) -> bool:
     offered = body.get("tools") or body.get("functions")
     return bool(offered) and body.get("tool_choice") != "none" and body.get("function_call") != "none"
+
+
+def _calls_constrained(body: Mapping[str, Any]) -> bool:
+    """A call that is forced, or whose arguments must be what a schema says, is decoded under a grammar."""
+    if not _tools(body):
+        return False
+    strict = any(
+        isinstance(function := tool.get("function"), dict) and function.get("strict") is True
+        for tool in body.get("tools") or ()
+    )
+    return strict or body.get("tool_choice") not in (None, "auto")
 
 
 def _constrained(body: Mapping[str, Any]) -> bool:

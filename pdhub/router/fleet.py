@@ -38,7 +38,7 @@ EVERYTHING = Capabilities(frozenset(Feature), (1 << 31) - 1, 1000)
 
 @dataclass(slots=True)
 class Pool:
-    """Interchangeable nodes."""
+    """Interchangeable nodes. ``lends``: what a pool that speaks tokens can do because of the router."""
 
     name: str
     client: EngineClient
@@ -47,6 +47,7 @@ class Pool:
     cost: float = 1.0
     labels: Mapping[str, str] = field(default_factory=dict)
     capabilities: Capabilities = EVERYTHING
+    lends: Callable[[], frozenset[Feature]] = frozenset
 
     @property
     def needs_prefill(self) -> bool:
@@ -61,12 +62,15 @@ class Pool:
                 node.slots = known[-1].slots
         if known:
             self.capabilities = Capabilities(
-                features=frozenset.intersection(*(c.features for c in known)),
+                features=frozenset.intersection(*(c.features for c in known)) | self._lent(),
                 max_context=min(c.max_context for c in known),
                 max_logprobs=min(c.max_logprobs for c in known),
                 slots=sum(c.slots for c in known),
                 cancel_within_s=max(c.cancel_within_s for c in known),
             )
+
+    def _lent(self) -> frozenset[Feature]:
+        return self.lends() if self.client.speaks_tokens else frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,8 @@ class Journey:
             return self._error
         waits = [self._context.gate.predicted_wait(name) for name in self._context.fleet.pools]
         known = [wait for wait in waits if wait is not None]
-        return nobody(decision, self._request, self._context.fleet, min(known, default=None))
+        context, retry_after_s = self._context, min(known, default=None)
+        return nobody(decision, self._request, context.fleet, context.parsing, self._view.features, retry_after_s)
 
     async def _attempt(self, pool: Pool, node: str) -> bool:
         """One attempt on one node. False: it is out for this request. Raises AdmissionRejected if it is busy."""

@@ -32,6 +32,7 @@ class _Live(World):
         self._line: Line | None = None
         self.model = context.plan.config.model
         self.rules = context.rules
+        self.reasons = context.parsing.reasons
         self.defaults = context.sampling_defaults()
         self.now = context.clock()
         self.wall_s = time.time()

@@ -13,31 +13,47 @@ from pdhub.router.errors import no_endpoints
 from pdhub.router.fleet import Fleet
 from pdhub.router.gate import rejection
 from pdhub.router.openai import ClientRequest
+from pdhub.router.parsing import Parsing
 from pdhub.wire.errors import context_length_message
 
 _MEMBERS: Mapping[Feature, tuple[str, ...]] = {
     Feature.SAMPLING: ("temperature", "top_p"),
-    Feature.GRAMMAR: ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    Feature.GRAMMAR: (
+        "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "tool_choice", "tools",
+    ),
     Feature.TOOLS: ("tools", "functions"),
     Feature.MULTIMODAL: ("messages", "prompt_embeds", "audio"),
     Feature.REASONING: ("reasoning_effort", "reasoning"),
     Feature.N: ("n", "prompt"),
     Feature.BEST_OF: ("best_of", "use_beam_search"),
     Feature.EXTENSIONS: ("bad_words", "allowed_token_ids", "suffix", "chat_template", "vllm_xargs"),
-}
+}  # fmt: skip
 """Where a feature's name is not the member's."""
 
 
 def nobody(
-    decision: Decision, request: ClientRequest, fleet: Fleet, retry_after_s: float | None = None
+    decision: Decision,
+    request: ClientRequest,
+    fleet: Fleet,
+    parsing: Parsing,
+    features: frozenset[Feature],
+    retry_after_s: float | None = None,
 ) -> RequestError:
-    """The error for a decision without nodes. ``retry_after_s``: when a place may be free, if one is missing."""
+    """The error for a decision without nodes.
+
+    Args:
+        features: of the request, sampling included.
+        retry_after_s: when a place may be free, if one is missing.
+    """
     if decision.reason is Reason.SHED:
         return rejection(DroppedReason.SATURATED, retry_after_s, shed=True)
     if decision.reason is Reason.FILTERED:
         return no_endpoints("the routing policy leaves no node for this request")
     if decision.reason is not Reason.NO_CAPABLE_POOL or not decision.candidates:
         return no_endpoints("no node is ready")
+    lacks = [features - p.capabilities.features for p in fleet.pools.values() if p.client.speaks_tokens]
+    if any(parsing.absent(missing) for missing in lacks):
+        return no_endpoints("the parser of reasoning and tool calls is not ready")
     dropped = {c.dropped_by for c in decision.candidates}
     if "context" in dropped:
         return _too_long(request, fleet)

@@ -17,6 +17,7 @@ from pdhub.api.request import RequestView
 from pdhub.config.build import Plan, Resolved
 from pdhub.config.explain import nearest
 from pdhub.config.models import PoolConfig
+from pdhub.config.parsing import parser_features, splits_reasoning
 from pdhub.config.seeds import latency_seeds
 from pdhub.core.latency import PREFILL, LatencyModel
 from pdhub.core.slo import SloReading
@@ -70,7 +71,7 @@ class _Offline(World):
             *decode, self._prefills = _with((*pools, self._prefills), state)
             pools = tuple(decode)
         self._snapshot = Snapshot(1, pools, LatencyModel(latency_seeds(plan.config)).freeze(NOW))
-        self.model = plan.config.model
+        self.model, self.reasons = plan.config.model, splits_reasoning(plan)
         self.rules = rulebook(plan)
         self.wall_s = time.time() if wall_s is None else wall_s
         self.rng = random.Random(0)
@@ -101,6 +102,8 @@ class _Offline(World):
     def _pool(self, plan: Plan, pool: PoolConfig) -> PoolView:
         engine = plan.pools[pool.name]
         declared = EVERYTHING if engine.spec.declares is None else engine.spec.declares(engine.config)
+        if self._clients[pool.name].speaks_tokens:
+            declared = replace(declared, features=declared.features | parser_features(plan))
         if engine.spec.declares is None:
             what = f"pool '{pool.name}' can do everything: engine '{engine.spec.name}' declares nothing offline"
             self._assumed.append(what)

@@ -54,12 +54,15 @@ class ClientRequest:
         return self.endpoint == CHAT_PATH
 
 
-def parse_request(endpoint: str, raw: bytes, model: str, aliases: Collection[str]) -> ClientRequest:
+def parse_request(
+    endpoint: str, raw: bytes, model: str, aliases: Collection[str], *, reasons: bool = False
+) -> ClientRequest:
     """Read one body.
 
     Args:
         endpoint: :data:`CHAT_PATH` or :data:`COMPLETIONS_PATH`.
         model: the served model's name.
+        reasons: every chat answer has reasoning that must be split off.
 
     Raises:
         InvalidRequest: naming the member at fault. ModelNotFound: another model.
@@ -85,7 +88,7 @@ def parse_request(endpoint: str, raw: bytes, model: str, aliases: Collection[str
         stream=bool(body.get("stream")),
         max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
         logprobs=logprobs_of(body, chat),
-        features=features_of(body, chat),
+        features=features_of(body, chat) | ({Feature.REASONING} if chat and reasons else set()),
         prompt_low=low,
         prompt_high=high,
         prefix=prefix_of(body, chat),

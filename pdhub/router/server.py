@@ -14,6 +14,7 @@ from pdhub.api.errors import ConfigError
 from pdhub.api.policy import Health
 from pdhub.config.build import Plan
 from pdhub.config.models import NodeConfig, PoolConfig, RouterConfig
+from pdhub.config.parsing import parser_context, parser_features, refuse_parser, splits_reasoning
 from pdhub.config.seeds import latency_seeds
 from pdhub.config.settings import secret
 from pdhub.core.admission import AdmissionQueue
@@ -32,6 +33,7 @@ from pdhub.router.janitor import Janitor
 from pdhub.router.leftovers import Leftovers
 from pdhub.router.lines import Lines, ahead_of
 from pdhub.router.paircheck import PairChecker
+from pdhub.router.parsing import Parsing
 from pdhub.router.presentation import load_text_decoder
 from pdhub.router.probe import Prober
 from pdhub.router.relay import Upstream
@@ -89,6 +91,7 @@ class RouterServer:
         )
         caller = Caller(self._upstream, config.router, clock)
         tokenizer = self._tokenizer(fleet)
+        parsing = self._parsing(fleet)
         self.context = Context(
             plan=plan,
             fleet=fleet,
@@ -100,6 +103,7 @@ class RouterServer:
             metrics=metrics,
             text=None if tokenizer is None else load_text_decoder(tokenizer),
             generation=Generation() if tokenizer is None else load_generation(tokenizer),
+            parsing=parsing,
             observer=None,
             clock=clock,
             decisions=_decisions(config.router),
@@ -130,8 +134,10 @@ class RouterServer:
             self.context.observer = Observer(self.plan.registry.request_finished)
         try:
             self._listen()
+            await self.context.parsing.start()
             await self._http.start()
         except BaseException:
+            await self.context.parsing.close()
             await self.context.caches.close()
             await self._upstream.close()
             raise
@@ -177,6 +183,7 @@ class RouterServer:
         if self._checker is not None:
             await self._checker.close()
         await self.context.janitor.close()
+        await self.context.parsing.close()
         await self._upstream.close()
         if self.context.observer is not None:
             self.context.observer.close()
@@ -251,6 +258,26 @@ class RouterServer:
             role=role,
             serves=serves,
         )
+
+    def _parsing(self, fleet: Fleet) -> Parsing:
+        """Only where a pool speaks tokens; but what clients are told of the model does not depend on it. Raises
+        ConfigError for what the plugin finds wrong."""
+        plan, reasons = self.plan, splits_reasoning(self.plan)
+        if plan.parser is None or not any(pool.client.speaks_tokens for pool in fleet.pools.values()):
+            return Parsing(reasons=reasons)
+        refuse_parser(plan)
+        factory = plan.parser.spec.factory(plan.parser.config, parser_context(plan, self._parser_changed))
+        parsing = Parsing(factory, parser_features(plan), reasons=reasons)
+        for pool in fleet.pools.values():
+            pool.lends = parsing.features
+        return parsing
+
+    def _parser_changed(self) -> None:
+        """What pools that speak tokens can do is another thing now."""
+        fleet = self.context.fleet
+        for pool in fleet.pools.values():
+            pool.learn()
+        fleet.changed()
 
     def _tokenizer(self, fleet: Fleet) -> str | None:
         """Where the detokeniser is, if any pool speaks tokens."""

@@ -79,7 +79,7 @@ class Service:
     async def _run(self, endpoint: str, headers: Mapping[str, str], body: bytes, flight: Flight, sink: Sink) -> None:
         context = self._context
         model = context.plan.config.model
-        request = parse_request(endpoint, body, model.name, model.aliases)
+        request = parse_request(endpoint, body, model.name, model.aliases, reasons=context.parsing.reasons)
         flight.model, flight.prefix = request.served, request.prefix
         rules = flight.rules
         flight.asked = read_asked(headers, request.body, rules.classes, context.metrics.unreadable)

@@ -150,6 +150,8 @@ def _served(leg: Leg) -> dict[str, Any]:
     if leg.body.get("tools"):
         # renders the same prompt; anything else is an error on a server without automatic tool choice
         members["tool_choice"] = "none"
+    if leg.body.get("include_reasoning") is False:
+        members["include_reasoning"] = True  # a server with a reasoning parser tells no token ids without
     return members
 
 

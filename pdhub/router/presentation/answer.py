@@ -8,6 +8,7 @@ from pdhub.api.engine import Finished, FinishReason, TokenChunk, TokenLogprob
 from pdhub.api.errors import EngineFailed
 from pdhub.router.presentation.logprobs import Entry
 from pdhub.router.presentation.options import Options
+from pdhub.router.presentation.pieces import Pieces
 from pdhub.router.presentation.shape import Ending
 from pdhub.router.presentation.stop import StopMatcher
 from pdhub.router.presentation.text import TextDecoder
@@ -16,14 +17,23 @@ from pdhub.router.presentation.text import TextDecoder
 class Answer:
     """Fed with an engine's items; gives text that may be shown, and the entries of the tokens that belong to it.
 
+    Its text in pieces, for a parser, is in ``pieces`` if that is given.
+
     A token that may end the answer (end of sequence, stop id) is held until it is known whether it did: its text is
-    shown only if the engine went on. ``count`` is of tokens up to and including the one that ended the answer.
+    shown only if the engine went on. ``count`` is of tokens up to and including the one that ended the answer;
+    ``last_held`` says that this one was known to be the last when it was shown, or not.
     """
 
     def __init__(
-        self, text: TextDecoder, options: Options, prompt_token_ids: Sequence[int], eos_token_ids: Collection[int]
+        self,
+        text: TextDecoder,
+        options: Options,
+        prompt_token_ids: Sequence[int],
+        eos_token_ids: Collection[int],
+        pieces: Pieces | None = None,
     ) -> None:
         self._options = options
+        self._pieces = pieces
         self._stream = text.stream(skip_special_tokens=options.skip_special_tokens, after=prompt_token_ids)
         self._stops = StopMatcher(options.stop, include=options.include_stop) if options.stop else None
         self._eos = frozenset() if options.ignore_eos else frozenset(eos_token_ids)
@@ -35,6 +45,7 @@ class Answer:
         self._shown = 0  # characters given away
         self.count = 0
         self.ending: Ending | None = None
+        self.last_held = False
 
     @property
     def stopped(self) -> bool:
@@ -87,14 +98,13 @@ class Answer:
         if token_id in self._enders:
             self._held = token_id
             return shown
-        text = self._stream.push(token_id)
-        if self._stops is None:
-            self._decoded += len(text)
-            return shown + text
-        return shown + self._cut(text)
+        return shown + self._show(token_id)
 
     def _finish(self, item: Finished) -> str:
+        self.last_held = self._held is not None
         if item.reason is FinishReason.STOP and not self._options.include_stop:
+            if self._held is not None and self._pieces is not None:
+                self._pieces.token(self._held, self._decoded)
             self._held = None
         shown = self._let_go()
         if not self.ending:
@@ -113,7 +123,13 @@ class Answer:
         if self._held is None:
             return ""
         token_id, self._held = self._held, None
-        return self._cut(self._stream.push(token_id))
+        return self._show(token_id)
+
+    def _show(self, token_id: int) -> str:
+        shown = self._cut(self._stream.push(token_id))
+        if self._pieces is not None:
+            self._pieces.token(token_id, self._decoded)
+        return shown
 
     def _cut(self, text: str) -> str:
         self._decoded += len(text)
@@ -122,4 +138,5 @@ class Answer:
         shown = self._stops.feed(text, armed=self.count > self._options.min_tokens)
         if self._stops.matched is not None:
             self.ending = Ending(FinishReason.STOP.value, self._stops.matched)
+            self.last_held = True
         return shown

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pdhub.api.parser import ParsedDelta, ParsedMessage, ToolCallDelta
 from pdhub.router.presentation.logprobs import Entry
 from pdhub.router.presentation.shape import Ending, Shape
 
@@ -29,6 +30,33 @@ class ChatShape(Shape):
         content = {"content": text} if text else {}
         return self.event([{"index": 0, "delta": content, **self._rest(entries, ending)}], **members)
 
+    def parsed(
+        self, delta: ParsedDelta, entries: Sequence[Entry], ending: Ending | None = None, **members: Any
+    ) -> bytes:
+        """As :meth:`delta`, of text that was parsed."""
+        said: dict[str, Any] = {}
+        if delta.reasoning:
+            said["reasoning"] = delta.reasoning
+        if delta.content:
+            said["content"] = delta.content
+        if delta.tool_calls:
+            said["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
+        return self.event([{"index": 0, "delta": said, **self._rest(entries, ending)}], **members)
+
+    def parsed_document(
+        self, message: ParsedMessage, entries: Sequence[Entry], ending: Ending, usage: Mapping[str, Any]
+    ) -> bytes:
+        """As :meth:`document`, of an answer that was parsed."""
+        said: dict[str, Any] = {"role": "assistant", "content": message.content}
+        if message.reasoning is not None:
+            said["reasoning"] = message.reasoning
+        if message.tool_calls:
+            said["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.tool_calls
+            ]
+        return self._whole({"message": said}, entries, ending, usage)
+
     def _around_text(self) -> tuple[bytes, bytes]:
         return b'{"index":0,"delta":{"content":', b'},"logprobs":null,"finish_reason":null}'
 
@@ -42,3 +70,13 @@ class ChatShape(Shape):
     def _add_prompt(self, members: dict[str, Any], choice: dict[str, Any]) -> None:
         if self._prompt_token_ids is not None:
             members["prompt_token_ids"] = self._prompt_token_ids
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    out: dict[str, Any] = {"index": call.index}
+    if call.id is not None:
+        out |= {"id": call.id, "type": "function"}
+    function: dict[str, Any] = {} if call.name is None else {"name": call.name}
+    if call.arguments or call.name is None:
+        function["arguments"] = call.arguments
+    return {**out, "function": function}

@@ -26,6 +26,7 @@ class Options:
         continuous_usage: a usage member in every chunk.
         token_ids: give token ids beside the text (``return_token_ids``).
         ids_for_text: name tokens ``token_id:N`` in log probabilities (``return_tokens_as_token_ids``).
+        reasoning: show the reasoning that a parser splits off (``include_reasoning``).
     """
 
     stream: bool = False
@@ -40,6 +41,7 @@ class Options:
     logprobs: int | None = None
     token_ids: bool = False
     ids_for_text: bool = False
+    reasoning: bool = True
 
     @classmethod
     def read(cls, endpoint: str, body: Mapping[str, Any]) -> Options:
@@ -65,6 +67,7 @@ class Options:
             logprobs=_chat_logprobs(body) if endpoint == CHAT else _count(body, "logprobs"),
             token_ids=_flag(body, "return_token_ids"),
             ids_for_text=_flag(body, "return_tokens_as_token_ids"),
+            reasoning=_flag(body, "include_reasoning", default=True),
         )
 
 

@@ -31,6 +31,7 @@ class Shape(ABC):
         request_id, model, created: the envelope.
         logprobs: how to render log probabilities; None = not asked for.
         prompt_token_ids: given back if token ids were asked for, else None.
+        token_ids: give the answer's token ids too. Default: if the prompt's are given.
         service_tier: said in every document if it is not None.
     """
 
@@ -45,6 +46,7 @@ class Shape(ABC):
         created: int,
         logprobs: LogprobFormat | None,
         prompt_token_ids: Sequence[int] | None,
+        token_ids: bool = True,
         service_tier: str | None = None,
     ) -> None:
         self._id = {"id": request_id}
@@ -53,6 +55,7 @@ class Shape(ABC):
             self._origin["service_tier"] = service_tier
         self._logprobs = logprobs
         self._prompt_token_ids = None if prompt_token_ids is None else list(prompt_token_ids)
+        self._token_ids = token_ids and prompt_token_ids is not None
         head = _encode({**self._id, "object": self.chunk, **self._origin})[:-1]
         self._head = b"data: " + head + b',"choices":['
         before, after = self._around_text()
@@ -71,7 +74,12 @@ class Shape(ABC):
 
     def document(self, text: str, entries: Sequence[Entry], ending: Ending, usage: Mapping[str, Any]) -> bytes:
         """The answer to a request without stream."""
-        choice = {"index": 0, **self._message(text), **self._rest(entries, ending)}
+        return self._whole(self._message(text), entries, ending, usage)
+
+    def _whole(
+        self, said: Mapping[str, Any], entries: Sequence[Entry], ending: Ending, usage: Mapping[str, Any]
+    ) -> bytes:
+        choice = {"index": 0, **said, **self._rest(entries, ending)}
         members = {**self._id, "object": self.whole, **self._origin, "choices": [choice], "usage": usage}
         self._add_prompt(members, choice)
         return _encode(members)
@@ -82,7 +90,7 @@ class Shape(ABC):
         out["finish_reason"] = ending.finish_reason if ending else None
         if ending:
             out["stop_reason"] = ending.stop_reason
-        if self._prompt_token_ids is not None:
+        if self._token_ids:
             out["token_ids"] = [entry.token_id for entry in entries]
         return out
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdhub.api import Finished, FinishReason, TokenChunk, TokenLogprob
-from pdhub.router.presentation import Presenter, TextDecoder
+from pdhub.router.presentation import Envelope, Presenter, TextDecoder
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -28,10 +28,13 @@ class Read:
 
 
 def present(tokenizer, body, endpoint=CHAT, **members) -> Presenter:
-    given = {"cached_tokens": None, "eos_token_ids": {EOS}, "prompt_token_ids": PROMPT} | members
-    return Presenter(
-        TextDecoder(tokenizer), endpoint=endpoint, body=body, request_id="id-1", model="m", created=7, **given
-    )
+    eos = members.pop("eos_token_ids", {EOS})
+    return Presenter(TextDecoder(tokenizer), envelope(**members), endpoint=endpoint, body=body, eos_token_ids=eos)
+
+
+def envelope(**members) -> Envelope:
+    given = {"cached_tokens": None, "prompt_token_ids": PROMPT} | members
+    return Envelope(request_id="id-1", model="m", created=7, **given)
 
 
 def chunk(*ids: int, top: int | None = None) -> TokenChunk:

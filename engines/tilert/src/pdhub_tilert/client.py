@@ -85,6 +85,11 @@ class TileRTClient(EngineClient):
             "model": leg.prefill.config.get("model") or leg.request.model,
             "kv_transfer_params": {"tilert_host": host, "tilert_ctrl_port": port},
         }
+        if leg.body.get("tools"):
+            # renders the same prompt; anything else is an error on a server without automatic tool choice
+            members["tool_choice"] = "none"
+        if leg.body.get("include_reasoning") is False:
+            members["include_reasoning"] = True  # a server with a reasoning parser tells no token ids without
         if self._config.first_token is FirstToken.IDS:
             members["return_token_ids"] = True
         if leg.request.logprobs is not None or self._config.first_token is FirstToken.LOGPROBS:
