@@ -95,12 +95,14 @@ class Operate(ABC):
     """Every method is optional; the defaults say "nothing to do"."""
 
     def process(self, node: NodeSpec, topology: Topology) -> Process | None:
-        """How ``pdhub up`` starts this node. None: the host's own ``pdhub node``."""
+        """How ``pdhub up`` starts this node. None: the host's own ``pdhub node``, run by the interpreter that the
+        options' ``python`` names, if there is such an option, and given their ``ready_within_s``."""
         return None
 
     def prefill_child(self, node: NodeSpec, topology: Topology) -> Mapping[str, Any] | None:
         """The child of the prefill's transfer config that this decode node needs. The plugin that owns the
-        prefill composes the children that the host collected."""
+        prefill composes the children that the host collected. For a node of ``pdhub node`` the host declares its own
+        connector; a child that has nothing but ``kv_connector_extra_config`` only adds to that one's."""
         return None
 
     def refusals(self, topology: Topology) -> Sequence[Finding]:

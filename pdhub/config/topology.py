@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from pdhub.api.operate import NodeSpec, Operate, Topology
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS: Final = 16
 """Of KV on the wire, for engines that have no option of this name."""
+
+EXTRA: Final = "kv_connector_extra_config"
 
 
 def reachable(host: str, port: int, scheme: str = "http") -> str:
@@ -88,13 +91,17 @@ def _children(plan: Plan, prefill: NodeSpec, bare: Topology) -> tuple[Mapping[st
 def _child(plan: Plan, node: NodeSpec, pool: str, bare: Topology) -> Mapping[str, Any] | None:
     operate = operate_of(plan, node)
     child = operate.prefill_child(node, bare) if operate is not None else None
-    if child is None and plan.pools[pool].spec.client is None:
-        return connector(plan, pool)
+    if plan.pools[pool].spec.client is None and (child is None or set(child) == {EXTRA}):
+        return connector(plan, pool, (child or {}).get(EXTRA, {}))
     return child
 
 
-def connector(plan: Plan, pool: str) -> Mapping[str, Any]:
-    """The child that a vLLM prefill instance needs for a pool of `pdhub node`: pdhub's own connector."""
+def connector(plan: Plan, pool: str, options: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
+    """The child that a vLLM prefill instance needs for a pool of `pdhub node`: pdhub's own connector.
+
+    Args:
+        options: that the engine sets, such as the form in which it takes KV.
+    """
     handoff = plan.config.handoff
     extra = {
         "transport": plan.transport.spec.name,
@@ -103,12 +110,13 @@ def connector(plan: Plan, pool: str) -> Mapping[str, Any]:
         "staging_bytes": handoff.staging_bytes,
         "verify": handoff.verify,
         "connect_timeout_s": plan.config.router.connect_timeout_s,
+        **options,
     }
     return {
         "kv_connector": "PDHubConnector",
         "kv_connector_module_path": "pdhub.connector.vllm",
         "kv_role": "kv_producer",
-        "kv_connector_extra_config": extra,
+        EXTRA: extra,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pdhub.api import ConfigError, NodeSpec, Process, Topology
 from pdhub.config.build import Plan
@@ -60,8 +61,12 @@ def process(plan: Plan, whole: Topology, name: str, overrides: Sequence[str] = (
 
 
 def _hosted(plan: Plan, spec: NodeSpec, overrides: Sequence[str]) -> Process:
-    argv = (sys.executable, "-m", "pdhub", "node", str(plan.path), spec.name, *_words(overrides))
-    return Process(argv=argv, ready_url=f"{spec.url}/health")
+    """An engine with options `python` and `ready_within_s` says with them where its nodes start, and how long."""
+    python = spec.config.get("python") or sys.executable
+    argv = (python, "-m", "pdhub", "node", str(plan.path), spec.name, *_words(overrides))
+    process = Process(argv=argv, ready_url=f"{spec.url}/health")
+    within_s = spec.config.get("ready_within_s")
+    return process if within_s is None else replace(process, ready_within_s=within_s)
 
 
 def _words(overrides: Sequence[str]) -> list[str]:

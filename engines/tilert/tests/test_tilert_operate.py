@@ -121,13 +121,12 @@ def test_a_hello_that_prefill_would_refuse(change):
 
 def test_what_an_interpreter_lacks():
     good = {"python": [3, 12], "torch": "2.11.0+cu130", "cuda": "13.0", "tilert": True, "devices": [[10, 0]] * 8}
-    config = TileRTConfig()
-    assert not list(examine_interpreter("p", good, config))
+    assert not list(examine_interpreter("p", good, "tilert"))
     for change in (
         {"python": [3, 11]}, {"torch": "2.13.0"}, {"cuda": "12.8"}, {"tilert": False}, {"devices": [[9, 0]] * 8},
     ):  # fmt: skip
-        assert len(list(examine_interpreter("p", {**good, **change}, config))) == 1
-    assert len(list(examine_interpreter("p", {"python": [3, 12], "tilert": True, "torch_error": "x"}, config))) == 1
+        assert len(list(examine_interpreter("p", {**good, **change}, "tilert"))) == 1
+    assert len(list(examine_interpreter("p", {"python": [3, 12], "tilert": True, "torch_error": "x"}, "tilert"))) == 1
 
 
 @contextmanager

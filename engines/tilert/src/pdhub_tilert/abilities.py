@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pdhub.api import Capabilities, Feature
-from pdhub_tilert.config import TileRTConfig
+from pdhub_tilert.config import ModelConfig, TileRTNodeConfig
 from pdhub_tilert.profiles import SHAPES, Profile
 
 MOST_LOGPROBS: Final = 5
@@ -21,12 +21,15 @@ COLDEST_LOGPROBS: Final = 0.2
 CANCEL_WITHIN_S: Final = 2.0
 
 
-def declared(config: TileRTConfig) -> Capabilities:
+def declared(config: ModelConfig) -> Capabilities:
     """By the options alone: what a node with CUDA kernels says of itself."""
-    return of_node(config, {"profile": config.profile.value, "capabilities": {"ignore_eos": True}})
+    told = {"ignore_eos": True}
+    if isinstance(config, TileRTNodeConfig) and config.engine == "stub":
+        told |= {"penalties": True, "logprobs": True}
+    return of_node(config, {"profile": config.profile.value, "capabilities": told})
 
 
-def of_node(config: TileRTConfig, info: Mapping[str, Any]) -> Capabilities:
+def of_node(config: ModelConfig, info: Mapping[str, Any]) -> Capabilities:
     """Args:
     info: the answer of `/capabilities`.
     """
@@ -41,15 +44,16 @@ def of_node(config: TileRTConfig, info: Mapping[str, Any]) -> Capabilities:
         features.add(Feature.IGNORE_EOS)
     if told.get("logprobs") is True:
         features.add(Feature.LOGPROBS)
+    known = frozenset(features if config.features is None else config.features)
     return Capabilities(
-        features=frozenset(features if config.features is None else config.features),
+        features=known,
         max_context=config.max_seq_len - 1,  # it stops one short of its cache
-        max_logprobs=MOST_LOGPROBS,
+        max_logprobs=MOST_LOGPROBS if Feature.LOGPROBS in known else 0,
         slots=1,
         cancel_within_s=CANCEL_WITHIN_S,
     )
 
 
-def _profile(config: TileRTConfig, info: Mapping[str, Any]) -> Profile:
+def _profile(config: ModelConfig, info: Mapping[str, Any]) -> Profile:
     name = info.get("profile")
     return Profile(str(name)) if name in Profile._value2member_map_ else config.profile

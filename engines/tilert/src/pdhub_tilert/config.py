@@ -64,12 +64,8 @@ class ServeConfig(PluginConfig):
     )
 
 
-class TileRTConfig(PluginConfig):
-    """`engine: {type: tilert, config: …}` of a pool of stock TileRT decode servers.
-
-    Every node takes one request at a time. Its prefill instances are vLLM servers with TileRT's connector, which
-    `pdhub vllm command` puts into their transfer config.
-    """
+class ModelConfig(PluginConfig):
+    """Which model a pool serves, and how its cache looks; of both kinds of pools."""
 
     profile: Profile = Field(Profile.GLM5, description="Model profile, `--model`: `glm5`, `glm5_2` or `dsv32`.")
     max_seq_len: int = Field(
@@ -78,16 +74,35 @@ class TileRTConfig(PluginConfig):
     kv_cache_dtype: KVDtype = Field(
         KVDtype.FP8, description="MLA cache of the prefill instances: `fp8_ds_mla` or `bf16`."
     )
-    transport: Literal["nixl", "mooncake"] = Field("nixl", description="What moves KV; the same on both ends.")
     mtp: bool = Field(True, description="Speculative decoding with the model's draft layer; its KV comes from prefill.")
+    features: list[Feature] | None = Field(
+        None, description="What a node can do; default is what TileRT can do and the node says of itself."
+    )
+
+    @field_validator("profile", mode="before")
+    @classmethod
+    def _alias(cls, value: Any) -> Any:
+        return _ALIASES.get(value.lower(), value) if isinstance(value, str) else value
+
+    @field_validator("kv_cache_dtype", mode="before")
+    @classmethod
+    def _dtype(cls, value: Any) -> Any:
+        return {"fp8": "fp8_ds_mla", "fp8_e4m3": "fp8_ds_mla", "bfloat16": "bf16"}.get(value, value)
+
+
+class TileRTConfig(ModelConfig):
+    """`engine: {type: tilert, config: …}` of a pool of stock TileRT decode servers.
+
+    Every node takes one request at a time. Its prefill instances are vLLM servers with TileRT's connector, which
+    `pdhub vllm command` puts into their transfer config.
+    """
+
+    transport: Literal["nixl", "mooncake"] = Field("nixl", description="What moves KV; the same on both ends.")
     ctrl_host: str | None = Field(
         None, description="Where prefill instances reach the nodes' control port; default is each node's `host`."
     )
     ctrl_port: int | None = Field(
         None, ge=1, le=65_535, description="`--ctrl-port`; default is each node's `port` minus 1."
-    )
-    features: list[Feature] | None = Field(
-        None, description="What a node can do; default is what TileRT can do and the node says of itself."
     )
     first_token: FirstToken = Field(
         FirstToken.IDS,
@@ -115,12 +130,29 @@ class TileRTConfig(PluginConfig):
     )
     serve: ServeConfig = Field(default_factory=ServeConfig, description="How `pdhub up` starts the decode servers.")
 
-    @field_validator("profile", mode="before")
-    @classmethod
-    def _alias(cls, value: Any) -> Any:
-        return _ALIASES.get(value.lower(), value) if isinstance(value, str) else value
 
-    @field_validator("kv_cache_dtype", mode="before")
-    @classmethod
-    def _dtype(cls, value: Any) -> Any:
-        return {"fp8": "fp8_ds_mla", "fp8_e4m3": "fp8_ds_mla", "bfloat16": "bf16"}.get(value, value)
+class TileRTNodeConfig(ModelConfig):
+    """`engine: {type: tilert-node, config: …}` of a pool whose nodes `pdhub node` hosts: TileRT's engine in the node's
+    process, filled by pdhub's own connector over `handoff.transport`.
+
+    Every node takes one request at a time, and receives the next one's KV meanwhile. `model.path` is the model's
+    Hugging Face directory.
+    """
+
+    weights_dir: str | None = Field(None, description="Converted weights: `--save-dir` of `pdhub tilert convert`.")
+    engine: Literal["tilert", "stub"] = Field(
+        "tilert", description="`stub` answers fixed tokens; for trying everything but the kernels."
+    )
+    shards: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="Workers of a prefill instance that write, each its own layers; divides its tensor parallelism. "
+        "Where there are GPUs, shard N lands on device N.",
+    )
+    python: str | None = Field(
+        None, description="Interpreter that has TileRT and pdhub; default is the one that runs `pdhub`."
+    )
+    ready_within_s: float = Field(
+        3600.0, gt=0, description="A node that has not loaded its weights after that long has failed to start."
+    )

@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,9 @@ from typing import Any, Final
 
 from pdhub.api import Finding, NodeSpec, Severity, Topology
 from pdhub_tilert.client import control_of
-from pdhub_tilert.config import TileRTConfig
+from pdhub_tilert.config import ModelConfig, TileRTConfig, TileRTNodeConfig
+from pdhub_tilert.operate_node import TileRTNodeOperate
+from pdhub_tilert.operate_node import ours as hosted_nodes
 from pdhub_tilert.operate_refusals import refusals
 from pdhub_tilert.operate_serve import ours, senders
 from pdhub_tilert.profiles import PAGE, Profile, layout_version
@@ -45,12 +48,25 @@ def checks(config: TileRTConfig, topology: Topology) -> Iterator[Finding]:
     yield from refusals(topology)
     mine = [node for node, options in ours(topology) if options == config]
     if any(node.launch for node in mine):
-        yield from _interpreter(mine[0], config)
+        yield from _interpreter(mine[0], config.serve.python, config.serve.engine)
     for node in mine:
         yield from _node(node, config)
     pools = {node.pool for node in mine if node.pool}
     for prefill in topology.nodes:
         if prefill.role == "prefill" and pools & set(prefill.serves):
+            yield from _prefill(prefill, config)
+
+
+def hosted(config: TileRTNodeConfig, topology: Topology) -> Iterator[Finding]:
+    """As :func:`checks`, of nodes that `pdhub node` hosts: those tell routers themselves what they are."""
+    operate = TileRTNodeOperate(config)
+    yield from operate.refusals(topology)
+    mine = [node for node, options in hosted_nodes(topology) if options == config]
+    if any(node.launch for node in mine):
+        yield from _interpreter(mine[0], config.python or sys.executable, config.engine)
+    pools = {node.pool for node in mine if node.pool}
+    for prefill in topology.nodes:
+        if prefill.role == "prefill" and prefill.engine == "vllm" and pools & set(prefill.serves):
             yield from _prefill(prefill, config)
 
 
@@ -92,7 +108,7 @@ def _node(node: NodeSpec, config: TileRTConfig) -> Iterator[Finding]:
     )
 
 
-def _prefill(prefill: NodeSpec, config: TileRTConfig) -> Iterator[Finding]:
+def _prefill(prefill: NodeSpec, config: ModelConfig) -> Iterator[Finding]:
     metrics = _text(prefill, "/metrics")
     found = _CACHE.search(metrics or "")
     if metrics is None or found is None:
@@ -113,22 +129,22 @@ def _prefill(prefill: NodeSpec, config: TileRTConfig) -> Iterator[Finding]:
         yield _error(prefill.name, message, """--speculative-config '{"method":"mtp","num_speculative_tokens":1}'""")
 
 
-def _interpreter(node: NodeSpec, config: TileRTConfig) -> Iterator[Finding]:
+def _interpreter(node: NodeSpec, python: str, engine: str) -> Iterator[Finding]:
     """On this machine, where `pdhub up` would start the nodes."""
-    where, python = f"pool '{node.pool}'", config.serve.python
+    where = f"pool '{node.pool}'"
     try:
         done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60, check=True)
         told = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        yield _error(where, f"{python!r} cannot be asked for its packages: {error}", "set serve.python")
+        yield _error(where, f"{python!r} cannot be asked for its packages: {error}", "set its `python`")
         return
-    yield from examine_interpreter(where, told, config)
+    yield from examine_interpreter(where, told, engine)
 
 
-def examine_interpreter(where: str, told: Mapping[str, Any], config: TileRTConfig) -> Iterator[Finding]:
+def examine_interpreter(where: str, told: Mapping[str, Any], engine: str) -> Iterator[Finding]:
     """What TileRT's wheel needs: Python 3.12, torch 2.11 or 2.12 for CUDA 13, and for its kernels eight B200."""
     if told.get("python") != [3, 12]:
-        yield _error(where, f"its Python is {told.get('python')}; TileRT's wheel is for 3.12", "set serve.python")
+        yield _error(where, f"its Python is {told.get('python')}; TileRT's wheel is for 3.12", "set its `python`")
     if not told.get("tilert"):
         yield _error(where, "its Python has no package tilert", "pip install tilert==0.1.6.post3 there")
     if "torch" not in told:
@@ -145,9 +161,9 @@ def examine_interpreter(where: str, told: Mapping[str, Any], config: TileRTConfi
             where, f"its torch is for CUDA {told.get('cuda')}; TileRT's kernels are for 13", "install a CUDA 13 torch"
         )
     devices = told.get("devices") or []
-    if config.serve.engine == "tilert" and (len(devices) < 8 or any(d[0] != 10 for d in devices)):
+    if engine == "tilert" and (len(devices) < 8 or any(d[0] != 10 for d in devices)):
         message = f"TileRT's kernels need eight B200 (compute capability 10.x); there are {devices or 'none'}"
-        yield _error(where, message, "serve.engine: stub tries everything else")
+        yield _error(where, message, "`engine: stub` tries everything else")
 
 
 def _hello(host: str, port: int) -> dict[str, Any]:

@@ -84,11 +84,3 @@ def child(config: TileRTConfig) -> dict[str, Any]:
             "tilert_transport": config.transport,
         },
     }
-
-
-def prefill_words(config: TileRTConfig) -> dict[str, str]:
-    """Arguments that `vllm serve` must have as a prefill instance for these nodes."""
-    words = {"--kv-cache-dtype": "fp8_ds_mla" if config.kv_cache_dtype.value == "fp8_ds_mla" else "auto"}
-    if config.mtp and config.profile is not Profile.DSV32:
-        words["--speculative-config"] = '{"method":"mtp","num_speculative_tokens":1}'
-    return words

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pdhub.api import Capabilities, Command, CommandSpec, EngineClient, EngineSpec, Operate, Stability, hookimpl
+from pdhub.api import (
+    Capabilities,
+    Command,
+    CommandSpec,
+    DecodeEngine,
+    EngineClient,
+    EngineContext,
+    EngineSpec,
+    Operate,
+    Stability,
+    hookimpl,
+)
 from pdhub_tilert.abilities import declared
-from pdhub_tilert.config import TileRTConfig
+from pdhub_tilert.config import ModelConfig, TileRTConfig, TileRTNodeConfig
 
 
 def _client(config: TileRTConfig) -> EngineClient:
@@ -15,8 +26,20 @@ def _client(config: TileRTConfig) -> EngineClient:
     return TileRTClient(config)
 
 
-def _declares(config: TileRTConfig) -> Capabilities:
+def _declares(config: ModelConfig) -> Capabilities:
     return declared(config)
+
+
+def _runtime(config: TileRTNodeConfig, context: EngineContext) -> DecodeEngine:
+    from pdhub_tilert.runtime import TileRTEngine
+
+    return TileRTEngine(config, context)
+
+
+def _operate_node(config: TileRTNodeConfig) -> Operate:
+    from pdhub_tilert.operate_node import TileRTNodeOperate
+
+    return TileRTNodeOperate(config)
 
 
 def _operate(config: TileRTConfig) -> Operate:
@@ -42,7 +65,16 @@ def pdhub_register_engines() -> Iterable[EngineSpec]:
             client=_client,
             operate=_operate,
             declares=_declares,
-        )
+        ),
+        EngineSpec(
+            name="tilert-node",
+            summary="TileRT's engine in a node of `pdhub node`, filled by pdhub's connector while it decodes.",
+            config=TileRTNodeConfig,
+            stability=Stability.ALPHA,
+            runtime=_runtime,
+            operate=_operate_node,
+            declares=_declares,
+        ),
     ]
 
 

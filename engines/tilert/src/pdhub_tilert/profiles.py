@@ -33,17 +33,19 @@ class Shape:
     """Args:
     layers: with KV, the draft layer included. base_version: of the layout, with an fp8 cache.
     top_k: the engine applies ``top_k`` (up to :data:`TOP_K_MOST`).
+    shared_indexers: of four layers one has an indexer, whose choice the next three use too.
     """
 
     layers: int
     base_version: int
     draft_layer: bool
     top_k: bool = True
+    shared_indexers: bool = False
 
 
 SHAPES: Final = {
     Profile.GLM5: Shape(79, 10, draft_layer=True),
-    Profile.GLM5_2: Shape(79, 12, draft_layer=True, top_k=False),
+    Profile.GLM5_2: Shape(79, 12, draft_layer=True, top_k=False, shared_indexers=True),
     Profile.DSV32: Shape(61, 11, draft_layer=False),
 }
 
@@ -55,6 +57,16 @@ def layers(profile: Profile, mtp: bool) -> int:
     """Layers with KV. Only GLM-5 can leave its draft layer out."""
     shape = SHAPES[profile]
     return shape.layers - (profile is Profile.GLM5 and not mtp)
+
+
+def indexers(profile: Profile, mtp: bool) -> tuple[tuple[int, ...], ...]:
+    """Layers that have an indexer of their own, by preference: where they are few, the draft layer may have none."""
+    count = layers(profile, mtp)
+    if not SHAPES[profile].shared_indexers:
+        return (tuple(range(count)),)
+    draft = count - 1
+    own = tuple(n for n in range(draft) if max(n - 2, 0) % 4 == 0)
+    return (*own, draft), own
 
 
 def layout_version(profile: Profile, dtype: KVDtype, mtp: bool) -> int:

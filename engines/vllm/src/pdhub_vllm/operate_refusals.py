@@ -52,8 +52,8 @@ def _pdhub(node: NodeSpec, config: VLLMConfig) -> Iterator[Finding]:
     """Pools of `pdhub node` that this instance serves."""
     ours = [child for child in node.children if is_ours(child)]
     if len(ours) > 1:
-        fix = "give their engines the same `block_tokens`, or give each its own prefill instance"
-        yield _error(f"prefill '{node.name}'", "its pools want KV in blocks of different sizes", fix)
+        fix = "give their engines the same `block_tokens`, or give each its own prefill instance (`pools`)"
+        yield _error(f"prefill '{node.name}'", "its pools want KV in other forms or in blocks of different sizes", fix)
     if ours and config.connector_port is None:
         fix = "set `handoff: pdhub` of the instance, or its `pdhub_port` if it serves vLLM's pools too"
         yield _error(f"prefill '{node.name}'", "it serves nodes of `pdhub node` and names no port for them", fix)
