@@ -104,6 +104,10 @@ class WriteOp:
 class Peer(ABC):
     """A connected target. Thread-safe."""
 
+    def prepare(self, grant: Grant) -> None:
+        """Writes with this grant will come: settle now what the first of them would wait for, such as opening the
+        region. Returns at once and never fails: a grant of no use shows in the write. Optional."""
+
     @abstractmethod
     def close(self) -> None:
         """Forget the target. Idempotent; transfers still posted to it fail."""

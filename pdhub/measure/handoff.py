@@ -198,6 +198,7 @@ class Bench:
         assert self._far is not None
         grant, metadata = self._far.landing(self._work.nbytes, self._work.target)
         self._peer = self._peer or self._transport.connect(metadata)
+        self._peer.prepare(grant)  # as a sender that joins
         return grant, self._far
 
     def _send(self, grant: Grant, chunks: Sequence[Sequence[WriteOp]], each_s: float = 0.0) -> None:

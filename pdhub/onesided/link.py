@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pdhub.api import TransferFailed, TransferState
 from pdhub.onesided.native import Piece, Route, Sending, StillUnderWay
 from pdhub.onesided.pieces import batches
-from pdhub.onesided.wire import Address, Inbox, Kind, Message
+from pdhub.onesided.wire import TOKEN_BYTES, Address, Inbox, Kind, Message
 from pdhub.transports.grants import OpenGrants
 from pdhub.transports.link import Job, Link, LinkPeer, TargetGone
 from pdhub.transports.posting import Aborted
@@ -47,6 +47,8 @@ class OneSidedLink(Link[Opened]):
         timeout_s: longest wait for an answer on the control connection.
         piece_bytes, pieces_in_flight: how a write is cut.
     """
+
+    token_bytes = TOKEN_BYTES
 
     def __init__(
         self,

@@ -152,8 +152,10 @@ class Session:
         if not wanted:
             return False
         context = self._context
+        grant = Grant(accept.region_id, accept.nbytes, accept.grant)
         try:
             peer = context.transport.connect(metadata)
+            peer.prepare(grant)  # while the first chunk is computed
         except Exception as error:
             if not isinstance(error, RequestError):
                 log.exception("transport %s could not connect", context.transport.name)
@@ -164,7 +166,7 @@ class Session:
             return False
         self.capacity_tokens = accept.capacity_tokens
         self._pieces = Pieces(
-            context.transport, peer, Grant(accept.region_id, accept.nbytes, accept.grant), context.staging,
+            context.transport, peer, grant, context.staging,
             max_ops=context.max_ops, on_settled=self._check_written, on_failed=self._write_failed,
         )  # fmt: skip
         with self._lock:

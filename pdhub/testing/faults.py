@@ -69,6 +69,9 @@ class FaultyPeer(Peer):
         self.inner = inner
         self.silent: list[FaultyTransfer] = []
 
+    def prepare(self, grant: Grant) -> None:
+        self.inner.prepare(grant)
+
     def close(self) -> None:
         self.inner.close()
         for transfer in self.silent:

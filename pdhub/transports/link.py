@@ -54,6 +54,10 @@ class LinkPeer(Peer):
         self._link = link
         self.closed = False
 
+    def prepare(self, grant: Grant) -> None:
+        if len(grant.data) == self._link.token_bytes:
+            self.post(Posting(None), grant, ())
+
     def post(self, posting: Posting, grant: Grant, ops: Sequence[WriteOp]) -> None:
         """Queue a write; it fails at once if the target is gone or the peer was closed."""
         self._link.post(Job(self, posting, grant, ops))
@@ -73,6 +77,9 @@ class Link(ABC, Generic[O]):
         grants: open there. timeout_s: longest wait for the target to answer an open.
         name: of the thread.
     """
+
+    token_bytes: int
+    """Of a grant."""
 
     def __init__(self, sock: socket.socket, grants: OpenGrants[O], timeout_s: float, name: str) -> None:
         self._sock = sock

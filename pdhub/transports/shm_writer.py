@@ -10,7 +10,7 @@ from pdhub.api import TransferFailed, TransferState
 from pdhub.transports.link import Job, Link, LinkPeer, TargetGone
 from pdhub.transports.posting import Aborted
 from pdhub.transports.shm_access import Access, Opened
-from pdhub.transports.shm_wire import PACKET_BYTES, Kind, pack, unpack
+from pdhub.transports.shm_wire import PACKET_BYTES, TOKEN_BYTES, Kind, pack, unpack
 
 PIECE = 4 << 20
 """Bytes copied between two looks at the target's messages: well under a millisecond."""
@@ -31,6 +31,7 @@ class ShmLink(Link[Opened]):
         timeout_s: longest wait for the target to answer an open.
     """
 
+    token_bytes = TOKEN_BYTES
     _grants: Access
 
     def __init__(self, address: str, timeout_s: float) -> None:

@@ -23,6 +23,10 @@ class TcpPeer(Peer):
         self._channels: dict[bytes, Channel] = {}
         self.closed = False
 
+    def prepare(self, grant: Grant) -> None:
+        if len(grant.data) == TOKEN_BYTES:
+            self.post(Posting(None), grant, ())
+
     def post(self, posting: Posting, grant: Grant, ops: Sequence[WriteOp]) -> None:
         """Queue a write; it fails at once if the peer was closed."""
         with self._lock:

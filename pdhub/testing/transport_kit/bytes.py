@@ -25,7 +25,7 @@ GUARD = 0xA5
 
 
 class BytesRules:
-    """T01 to T12."""
+    """T01 to T13."""
 
     def test_T01_bytes_arrive_whole(self, pair: TransportPair) -> None:
         """Half a block of KV is not an error that anybody sees: it is a wrong answer."""
@@ -176,3 +176,17 @@ class BytesRules:
         ):
             with pytest.raises(ValueError):
                 pair.sender.register(bad)
+
+    def test_T13_preparing_moves_nothing_and_changes_no_right(self, pair: TransportPair) -> None:
+        """A sender prepares each landing when it joins, long before it has bytes; some are fenced before they come."""
+        target, fenced, source = pair.target(4096, GUARD), pair.target(4096, GUARD), pair.source(pattern(4096))
+        for grant in (target.grant, target.grant, fenced.grant):
+            pair.peer.prepare(grant)
+        for junk in (b"", target.grant.data[:-1], bytes(len(target.grant.data))):
+            pair.peer.prepare(replace(target.grant, data=junk))
+        done(pair.post(target, [WriteOp(source, 0, 4096, 0)]))
+        assert holds(target.region, bytes([GUARD]) * 4096), "preparing moved bytes"
+        assert pair.node.fence(fenced.region.id, pair.caps.fence_within_s), "a prepared landing could not be fenced"
+        assert pair.refused(fenced.grant, [WriteOp(source, 0, 0, 4096)]), "preparing outlived the fence"
+        pair.write(target, pattern(4096))
+        assert holds(target.region, pattern(4096))

@@ -31,6 +31,7 @@ RULES = {
     "T10": [(m.SharedScratch, "finds other bytes")],
     "T11": [(m.OneGrant, "does not know this grant")],
     "T12": [(m.AcceptsAnyMemory, "DID NOT RAISE")],
+    "T13": [(m.Scribbles, "preparing moved bytes")],
     "T20": [(m.TrustsTheLabel, "forged grant was accepted")],
     "T21": [(m.TrustsTheLabel, "opened another region")],
     "T22": [(m.LeakyMetadata, "metadata changed")],

@@ -168,6 +168,18 @@ class LeakyMetadata(Mutant):
         return replace(metadata, data=metadata.data + self.granted)
 
 
+class Scribbles(Mutant):
+    """Asks the target with a write of one byte."""
+
+    def connect(self, peer):
+        made = super().connect(peer)
+        made.prepare = lambda grant: self.scribble(made, grant)
+        return made
+
+    def scribble(self, peer, grant):
+        self.real(peer, grant, [WriteOp(self.allocate(1), 0, 0, 1)])
+
+
 class DeadPeer(Peer):
     def close(self):
         return None
