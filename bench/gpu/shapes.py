@@ -104,6 +104,7 @@ DEEPSEEK_V32_NARROW: dict[str, Any] = {
     "eos_token_id": 1,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
+    "transformers_version": "4.44.2",
 }
 
 SHAPES = {"llama-1.24b": LLAMA_1B, "qwen3-8.19b": QWEN3_8B}
