@@ -18,6 +18,7 @@ import asyncio
 import datetime
 import importlib.metadata
 import json
+import os
 import random
 import re
 import subprocess
@@ -300,6 +301,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=16, help="requests under way")
     parser.add_argument("--within", type=float, default=500, help="seconds for everything but stopping the servers")
     given = parser.parse_args()
+    os.environ["PATH"] = f"{given.site / 'bin'}:{os.environ['PATH']}"  # where kernels are compiled at the first start
     run, good, ready = Run(given.out, given.within), False, dict[str, float]()
     try:
         run.save("facts", facts())
