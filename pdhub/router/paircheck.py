@@ -118,7 +118,7 @@ class PairChecker:
             async with self._turns:
                 before = pairs.of(*pair).why
                 try:
-                    why = await self._compare(pool, node, prefill)
+                    why = await self._compared(pool, node, prefill)
                 except _Undecided as error:
                     pairs.unknown(pair, str(error))
                     log.warning("'%s' → '%s' is used unchecked: %s", *pair, error)
@@ -136,6 +136,16 @@ class PairChecker:
             if verdict is not Verdict.BAD:
                 return
             await asyncio.sleep(AGAIN_S)
+
+    async def _compared(self, pool: Pool, node: Endpoint, prefill: Endpoint) -> str:
+        """As :meth:`_compare`. A mistake in a plugin must not hold the pair for ever."""
+        try:
+            return await self._compare(pool, node, prefill)
+        except _Undecided:
+            raise
+        except Exception as error:
+            log.exception("the self-check of '%s' → '%s' failed", prefill.name, node.name)
+            raise _Undecided(f"the self-check failed: {error!r}") from error
 
     async def _compare(self, pool: Pool, node: Endpoint, prefill: Endpoint) -> str:
         """Why the pair is bad; empty if it is good. Raises _Undecided."""

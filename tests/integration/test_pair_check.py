@@ -156,6 +156,17 @@ async def test_a_server_that_does_not_answer_alone_is_used_unchecked(caplog):
         assert "is used unchecked" in caplog.text
 
 
+async def test_a_mistake_in_a_plugin_does_not_hold_the_pair_for_ever(monkeypatch, caplog):
+    def broken(self, *args):
+        raise AttributeError("a mistake")
+
+    monkeypatch.setattr(paircheck.PairChecker, "_over_both", broken)
+    async with checked() as w:
+        await state(w, verdict("unknown"))
+        assert await ask(w) == RIGHT
+        assert "the self-check failed: AttributeError('a mistake')" in caplog.text
+
+
 async def test_nothing_is_learned_from_a_check():
     async with checked() as w:
         await state(w, verdict("good"))
