@@ -82,12 +82,14 @@ class ParseRequest:
     Args:
         body: the client's chat request, read-only.
         stream: whether the client gets deltas; otherwise only :meth:`OutputParser.whole` is called.
-        ask: make a call to the prefill instance that computes the prompt, and return its JSON object; None if it is not
-            one that a client describes calls to. Raises what the host makes of any other status than 200.
+        instance: name of the prefill instance that computes the prompt; empty if there is none.
+        ask: make a call to that instance, and return its JSON object; None for an instance of ``pdhub node``, which
+            answers no other calls than its own. Raises what the host makes of any other status than 200.
     """
 
     body: Mapping[str, Any]
     stream: bool
+    instance: str = ""
     ask: Callable[[Call], Awaitable[Mapping[str, Any]]] | None = None
 
 

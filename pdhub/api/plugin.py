@@ -117,15 +117,17 @@ class ParserSpec(PluginSpec):
 
     Args:
         declares: of ``Feature.TOOLS`` and ``Feature.REASONING``, what pools that speak tokens can do because of it.
-        checks: what is wrong with these options on this machine and in this deployment. Blocking; may start a process
-            that ends by itself. Asked by ``pdhub check``, by ``pdhub doctor``, and by a router before it starts: an
-            ``ERROR`` keeps it from doing so.
+        refusals: what is wrong with these options on this machine and in this deployment, without calls to any node.
+            Blocking; may start a process that ends by itself. Asked by ``pdhub check`` and by a router before it
+            starts: an ``ERROR`` ends both.
+        checks: as :meth:`pdhub.api.Operate.checks`: what ``pdhub doctor`` reports beside the refusals.
     """
 
     kind: ClassVar[str] = "parser"
 
     factory: Callable[[Any, ParserContext], ParserFactory]
     declares: Callable[[Any], frozenset[Feature]]
+    refusals: Callable[[Any, ParserContext], Sequence[Finding]] | None = None
     checks: Callable[[Any, ParserContext], Sequence[Finding]] | None = None
 
 

@@ -29,15 +29,26 @@ def splits_reasoning(plan: Plan) -> bool:
     return Feature.REASONING in parser_features(plan) if told is None else told
 
 
-def parser_findings(plan: Plan, *, secrets: bool = False) -> Sequence[Finding]:
-    """What the plugin finds wrong with its options, this machine and the deployment. Blocking."""
-    if plan.parser is None or plan.parser.spec.checks is None:
+def parser_findings(plan: Plan) -> Sequence[Finding]:
+    """All that the plugin finds wrong, the live nodes included. Blocking. Raises ConfigError for a key that is not
+    set."""
+    if plan.parser is None:
         return ()
-    return plan.parser.spec.checks(plan.parser.config, parser_context(plan, secrets=secrets))
+    spec, context = plan.parser.spec, parser_context(plan, secrets=True)
+    asked = [find for find in (spec.refusals, spec.checks) if find is not None]
+    return [finding for find in asked for finding in find(plan.parser.config, context)]
 
 
-def refuse_parser(plan: Plan) -> None:
-    """Raises ConfigError for the first error among :func:`parser_findings`."""
-    for finding in parser_findings(plan):
+def refuse_parser(plan: Plan) -> Sequence[Finding]:
+    """What is wrong with the parser's options on this machine, but nothing that ends a start. Blocking.
+
+    Raises:
+        ConfigError: for the first error.
+    """
+    if plan.parser is None or plan.parser.spec.refusals is None:
+        return ()
+    findings = plan.parser.spec.refusals(plan.parser.config, parser_context(plan))
+    for finding in findings:
         if finding.severity is Severity.ERROR:
             raise ConfigError(finding.message, where=finding.where, hint=finding.fix or None)
+    return findings

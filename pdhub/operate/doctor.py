@@ -37,7 +37,7 @@ def examine(plan: Plan, within_s: float = WITHIN_S) -> list[Finding]:
     whole = topology(plan, secrets=True)
     found: dict[Finding, None] = {}
     asked = [(where, _start(partial(operate.checks, whole))) for where, operate in _engines(plan, whole)]
-    asked.append(("model.parser", _start(partial(parser_findings, plan, secrets=True))))
+    asked.append(("model.parser", _start(partial(parser_findings, plan))))
     for where, answer in asked:
         found.update(dict.fromkeys(_result(where, answer, within_s)))
     return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity))

@@ -62,7 +62,9 @@ class Parsing:
 
         foreign = instance is not None and not instance.hosted
         try:
-            return await self._factory.open(ParseRequest(request.body, request.stream, ask if foreign else None))
+            name = "" if instance is None else instance.name
+            wanted = ParseRequest(request.body, request.stream, name, ask if foreign else None)
+            return await self._factory.open(wanted)
         except RequestError:
             raise
         except Exception as error:

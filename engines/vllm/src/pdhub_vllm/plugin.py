@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from pdhub.api import Capabilities, Command, CommandSpec, EngineClient, EngineSpec, Operate, Stability, hookimpl
+from pdhub.api import (
+    Capabilities,
+    Command,
+    CommandSpec,
+    EngineClient,
+    EngineSpec,
+    Finding,
+    Operate,
+    ParserContext,
+    ParserFactory,
+    ParserSpec,
+    Stability,
+    hookimpl,
+)
 from pdhub_vllm.abilities import declared
 from pdhub_vllm.config import VLLMConfig
+from pdhub_vllm.parser_config import VLLMParserConfig
+from pdhub_vllm.parser_config import declared as parsed
 
 
 def _client(config: VLLMConfig) -> EngineClient:
@@ -31,6 +46,24 @@ def _command() -> Command:
     return VLLMCommand()
 
 
+def _parser(config: VLLMParserConfig, context: ParserContext) -> ParserFactory:
+    from pdhub_vllm.parser import VLLMParserFactory
+
+    return VLLMParserFactory(config, context)
+
+
+def _parser_refusals(config: VLLMParserConfig, context: ParserContext) -> Sequence[Finding]:
+    from pdhub_vllm.parser_checks import refusals
+
+    return refusals(config, context)
+
+
+def _parser_checks(config: VLLMParserConfig, context: ParserContext) -> Sequence[Finding]:
+    from pdhub_vllm.parser_checks import checks
+
+    return checks(config, context)
+
+
 @hookimpl
 def pdhub_register_engines() -> Iterable[EngineSpec]:
     return [
@@ -42,6 +75,22 @@ def pdhub_register_engines() -> Iterable[EngineSpec]:
             client=_client,
             operate=_operate,
             declares=_declares,
+        )
+    ]
+
+
+@hookimpl
+def pdhub_register_parsers() -> Iterable[ParserSpec]:
+    return [
+        ParserSpec(
+            name="vllm",
+            summary="vLLM's own reasoning and tool parsers, in a process of their own or on the prefill instance.",
+            config=VLLMParserConfig,
+            stability=Stability.ALPHA,
+            factory=_parser,
+            declares=parsed,
+            refusals=_parser_refusals,
+            checks=_parser_checks,
         )
     ]
 
