@@ -24,7 +24,7 @@ class Tree:
         kind: of :data:`kinds.KINDS`. pools: vLLM's own, beside ``nodes``.
         transport: as in `handoff.transport`. shared: vLLM's pool whose prefill instance serves the nodes too; None: the
             nodes have one of their own.
-        chunk: tokens of one step of the prefill instance.
+        chunk: tokens of one step of the prefill instance. full: only in the full run.
     """
 
     kind: str
@@ -32,14 +32,24 @@ class Tree:
     transport: dict[str, Any]
     shared: str | None = None
     chunk: int = 128
+    full: bool = False
 
+
+MOONCAKE = {"type": "mooncake", "config": {"protocol": "tcp"}}
 
 TREES = {
     "mixed": Tree("tiny", ("pull", "whole"), {"type": "shm"}, shared="pull"),
     "tcp": Tree("tiny", ("whole",), {"type": "tcp"}),
-    "latent": Tree("mla", ("whole",), {"type": "shm"}, chunk=2048),
     "nixl": Tree("tiny", ("whole",), {"type": "nixl"}),
-    "mooncake": Tree("tiny", ("whole",), {"type": "mooncake", "config": {"protocol": "tcp"}}),
+    "mooncake": Tree("tiny", ("whole",), MOONCAKE),
+    "latent": Tree("mla", ("whole",), {"type": "shm"}, chunk=2048),
+    "latent-tcp": Tree("mla", ("whole",), {"type": "tcp"}, chunk=2048, full=True),
+    "latent-nixl": Tree("mla", ("whole",), {"type": "nixl"}, chunk=2048, full=True),
+    "latent-mooncake": Tree("mla", ("whole",), MOONCAKE, chunk=2048, full=True),
+    "smol": Tree("smol", ("whole",), {"type": "shm"}, chunk=256),
+    "smol-tcp": Tree("smol", ("whole",), {"type": "tcp"}, chunk=256, full=True),
+    "smol-nixl": Tree("smol", ("whole",), {"type": "nixl"}, chunk=256, full=True),
+    "smol-mooncake": Tree("smol", ("whole",), MOONCAKE, chunk=256, full=True),
 }
 
 
@@ -57,14 +67,24 @@ class PDHubWorld(World):
         """The instance that serves the nodes."""
         return next(self.servers[p["name"]] for p in self.data["prefill"] if NODES in p["pools"])
 
+    @property
+    def prefill_told(self) -> str:
+        """Where that instance's connector tells its layout."""
+        config = next(p["engine"]["config"] for p in self.data["prefill"] if NODES in p["pools"])
+        return f"http://127.0.0.1:{config['pdhub_port']}/prefill"
+
+    @property
+    def node_url(self) -> str:
+        port = next(pool["nodes"][0]["port"] for pool in self.data["pools"] if pool["name"] == NODES)
+        return f"http://127.0.0.1:{port}"
+
     def node_load(self) -> dict[str, Any]:
         """What the node says of itself."""
-        port = next(pool["nodes"][0]["port"] for pool in self.data["pools"] if pool["name"] == NODES)
-        return json.loads(get(f"http://127.0.0.1:{port}/load")[1])
+        return json.loads(get(f"{self.node_url}/load")[1])
 
 
-def with_nodes(tree: Tree) -> Callable[[dict[str, Any]], None]:
-    """The change that puts the pool ``nodes`` into a configuration."""
+def with_nodes(tree: Tree, *, alone: bool = True) -> Callable[[dict[str, Any]], None]:
+    """The change that puts the pool ``nodes`` into a configuration. ``alone``: keep the server that prefills itself."""
 
     def change(document: dict[str, Any]) -> None:
         ports = Ports()
@@ -94,5 +114,8 @@ def with_nodes(tree: Tree) -> Callable[[dict[str, Any]], None]:
         )
         rule = {"name": NODES, "match": {"headers": {CHOOSE: NODES}}, "pools": [NODES], "fallback": []}
         document["policy"]["rules"].append(rule)
+        if not alone:
+            document["pools"] = [pool for pool in document["pools"] if pool["name"] != "whole"]
+            document["policy"]["rules"] = [rule for rule in document["policy"]["rules"] if rule["name"] != "whole"]
 
     return change

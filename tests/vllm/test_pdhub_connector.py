@@ -1,34 +1,42 @@
-"""Real vLLM prefills, pdhub's connector streams, `pdhub node` decodes with transformers: ids equal one server's."""
+"""Real vLLM prefills, pdhub's connector streams, `pdhub node` decodes with transformers: KV and ids are right."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 
 import pytest
-from calls import at_once, post, token_ids, tokenize
+from alone import LONGER, Alone, ask_alone, logprobs
+from calls import at_once, post, token_ids
+from injected import Own, target, worst
 from kinds import KINDS
 from pdhub_worlds import NODES, TREES, PDHubWorld, with_nodes
-from prompts import prompts
 from world import wait_for
 
-TOKENS = 64
+ASKED = {"tiny": (20, 64), "mla": (20, 64), "smol": (4, 16)}
+"""Prompts, and tokens of each answer; in the full run 50 and 64."""
+
+EQUAL_TO = 1e-5
+
+ALONE: dict[str, Alone] = {}
+"""By kind. Only the first tree of a kind starts the server that is compared with."""
 
 
 @pytest.fixture(scope="module", params=list(TREES))
-def tree(request, model, vllm, tmp_path_factory):
+def tree(request, model, vllm, tmp_path_factory, full):
     """A running tree with the pool ``nodes``."""
     name = request.param
     only = os.environ.get("PDHUB_VLLM_POOLS")
+    found = TREES[name]
+    if found.full and not full:
+        pytest.skip("only in the full run")
     if only is not None and name not in only.split(","):
         pytest.skip("left out by PDHUB_VLLM_POOLS")
-    found = TREES[name]
-    if name in ("nixl", "mooncake") and (why := _lacks(vllm, name)):
+    if (plugin := found.transport["type"]) in ("nixl", "mooncake") and (why := _lacks(vllm, plugin)):
         pytest.skip(why)
-    world = PDHubWorld(
-        found.kind, found.pools, model(KINDS[found.kind].model), vllm, tmp_path_factory.mktemp(name), with_nodes(found)
-    )
+    change = with_nodes(found, alone=found.kind not in ALONE)
+    directory = model(KINDS[found.kind].model)
+    world = PDHubWorld(found.kind, found.pools, directory, vllm, tmp_path_factory.mktemp(name), change)
     try:
         world.start()
         yield world
@@ -37,47 +45,53 @@ def tree(request, model, vllm, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def asked(tree, full):
-    count = 50 if full else 20
-    return prompts(tree.kind, count, lambda text: tokenize(tree.single.url, text))
+def alone(tree, full):
+    """What one server answers."""
+    kind = tree.name
+    if kind not in ALONE:
+        ALONE[kind] = ask_alone(tree, *((50, 64) if full else ASKED[kind]))
+    return ALONE[kind]
 
 
-@pytest.fixture(scope="module")
-def expected(tree, asked):
-    return at_once(2, lambda prompt: token_ids(tree.single.url, prompt.ids, TOKENS), asked)
+async def test_injected_kv_equals_what_transformers_computes(tree, model, alone):
+    """Every layer of every token, around block and chunk borders, and of prompts that vLLM has in its cache."""
+    own = Own(model(tree.kind.model))
+    asked = alone.asked[:6]
+    differences = {}
+    async with target(tree) as node:
+        for prompt in (*asked, asked[0]):
+            kept, first = await node.hand_over(prompt.ids)
+            differences[f"{prompt.why} ({len(prompt.ids)} tokens)"] = worst(kept, own.kv(prompt.ids, first))
+    print(f"largest difference of {len(kept)} caches: {max(differences.values())}")
+    assert max(differences.values())[0] < EQUAL_TO, differences
 
 
-def test_ids_equal_the_single_servers_one_by_one_and_eight_at_once(tree, asked, expected):
-    for count in (1, 8):
-        got = at_once(count, lambda p: token_ids(tree.router_url, p.ids, TOKENS, tree.via(NODES)), asked)
-        wrong = [f"{p.why} ({len(p.ids)} tokens)" for p, a, b in zip(asked, got, expected, strict=True) if a != b]
+def test_ids_equal_the_single_servers_one_by_one_and_eight_at_once(tree, alone):
+    work = list(zip(alone.asked, alone.ids, strict=True))
+    for count, some in ((1, work if tree.name != "smol" else work[:10]), (8, work)):
+        got = at_once(count, lambda p: token_ids(tree.router_url, p[0].ids, alone.tokens, tree.via(NODES)), some)
+        wrong = [f"{p.why} ({len(p.ids)} tokens)" for (p, ids), found in zip(some, got, strict=True) if ids != found]
         assert not wrong, f"{count} at once: {wrong}\n{tree.log()}"
 
 
-def test_nothing_is_left_on_either_side(tree, asked):
-    at_once(8, lambda p: token_ids(tree.router_url, p.ids, 4, tree.via(NODES)), asked[:8])
+def test_nothing_is_left_on_either_side(tree, alone):
+    at_once(8, lambda p: token_ids(tree.router_url, p.ids, 4, tree.via(NODES)), alone.asked[:8])
     tree.prefill.wait_idle()
     wait_for(lambda: not tree.node_load()["leases"], 30, lambda: str(tree.node_load()))
     assert not tree.node_load().get("quarantined")
 
 
-def test_requests_of_two_kinds_in_the_same_steps(tree, asked, expected):
+@pytest.mark.parametrize("tree", [name for name, tree in TREES.items() if tree.shared], indirect=True)
+def test_requests_of_two_kinds_in_the_same_steps(tree, alone):
     """Half of the requests are vLLM's own hand-over's, in the same prefill instance."""
-    if "pull" not in tree.pools:
-        pytest.skip("no pool of vLLM's own")
     work = [(i, pool) for i in range(12) for pool in ("pull", NODES)]
-    got = at_once(8, lambda w: token_ids(tree.router_url, asked[w[0]].ids, TOKENS, tree.via(w[1])), work)
-    wrong = [(pool, asked[i].why) for (i, pool), ids in zip(work, got, strict=True) if ids != expected[i]]
+    got = at_once(8, lambda w: token_ids(tree.router_url, alone.asked[w[0]].ids, alone.tokens, tree.via(w[1])), work)
+    wrong = [(pool, alone.asked[i].why) for (i, pool), ids in zip(work, got, strict=True) if ids != alone.ids[i]]
     assert not wrong, tree.log()
 
 
-def test_a_prompt_longer_than_the_router_thought_is_claimed_again(tree):
-    """Text of few bytes a token; the router learns bytes per token from what it sees."""
-    ids = [5] * 900
-    if tree.kind.chunk < 900 and tree.name == "mla":
-        pytest.skip("a prompt must fit one step there")
-    want = token_ids(tree.single.url, ids, 8)
-    assert token_ids(tree.router_url, ids, 8, tree.via(NODES)) == want
+def test_a_prompt_longer_than_the_router_thought_is_claimed_again(tree, alone):
+    assert token_ids(tree.router_url, LONGER, 8, tree.via(NODES)) == alone.longer
 
 
 def test_a_prompt_beyond_the_context_is_the_clients_mistake(tree):
@@ -86,14 +100,8 @@ def test_a_prompt_beyond_the_context_is_the_clients_mistake(tree):
     assert status == 400, text
 
 
-def test_sampling_and_logprobs_come_from_both_halves(tree):
-    body = {"model": "m", "prompt": [7] * 40, "max_tokens": 6, "temperature": 0, "logprobs": 2, "ignore_eos": True}
-    documents = []
-    for url, headers in ((tree.single.url, None), (tree.router_url, tree.via(NODES))):
-        status, text = post(f"{url}/v1/completions", body, headers)
-        assert status == 200, text
-        documents.append(json.loads(text)["choices"][0]["logprobs"]["token_logprobs"])
-    assert documents[0] == pytest.approx(documents[1], abs=1e-3)
+def test_sampling_and_logprobs_come_from_both_halves(tree, alone):
+    assert logprobs(tree.router_url, tree.via(NODES)) == pytest.approx(alone.logprobs, abs=1e-3)
 
 
 def _lacks(vllm, plugin):
