@@ -6,7 +6,7 @@ import random
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kinds import HANDOFFS, SERVER_ARGS, SERVER_ENV, Kind
 
@@ -16,10 +16,9 @@ CHOOSE = "x-pool"
 
 
 class Ports:
-    """Free ports below the range of outgoing connections, each given once."""
+    """Free ports below the range of outgoing connections, each given once in this process."""
 
-    def __init__(self) -> None:
-        self._given: set[int] = set()
+    _given: ClassVar[set[int]] = set()
 
     def take(self, count: int = 1) -> int:
         """The first of ``count`` consecutive free ports."""
