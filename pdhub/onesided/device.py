@@ -121,7 +121,8 @@ class DeviceStock:
         with self._lock:
             pool = self._pools.get(device)
             if pool is None:
-                pool = self._pools[device] = torch.cuda.MemPool()
+                with torch.cuda.device(device):  # a pool is the device's that is current when it is made
+                    pool = self._pools[device] = torch.cuda.MemPool()
         context: AbstractContextManager[None] = torch.cuda.use_mem_pool(pool, device)
         return context
 
