@@ -93,9 +93,9 @@ def _document(process: Process) -> dict[str, object]:
 
 def _warn(topology: Topology) -> int:
     """What the two sides of these commands disagree on. 1 if it cannot work."""
-    from pdhub_tilert.operate_refusals import refusals
+    from pdhub_tilert import operate_node, operate_refusals
 
-    found = list(refusals(topology))
+    found = [*operate_refusals.refusals(topology), *operate_node.refusals(topology)]
     for finding in found:
         print(f"{finding.severity}: {finding.where}: {finding.message}. {finding.fix}", file=sys.stderr)
     return int(any(finding.severity is Severity.ERROR for finding in found))
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("node", metavar="NODE", nargs="?", help="one node or prefill instance; default is all")
     command.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="replace one value")
     command.add_argument("--json", action="store_true", help="argv, env, secrets and ready_url as JSON, by name")
-    serve = verbs.add_parser("serve", help="run one decode server in the foreground, as `pdhub up` would")
+    serve = verbs.add_parser("serve", help="run one decode server or node in the foreground, as `pdhub up` would")
     serve.add_argument("config", metavar="CONFIG", help="the YAML file")
     serve.add_argument("node", metavar="NODE", help="name of a node")
     serve.add_argument("--set", metavar="PATH=VALUE", action="append", default=[], help="replace one value")

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pdhub.api import Finding, NodeSpec, Severity, Topology
+from pdhub_tilert import operate_node
 from pdhub_tilert.client import control_of
 from pdhub_tilert.config import ModelConfig, TileRTConfig, TileRTNodeConfig
-from pdhub_tilert.operate_node import TileRTNodeOperate
-from pdhub_tilert.operate_node import ours as hosted_nodes
 from pdhub_tilert.operate_refusals import refusals
 from pdhub_tilert.operate_serve import ours, senders
 from pdhub_tilert.profiles import PAGE, Profile, layout_version
@@ -59,9 +58,8 @@ def checks(config: TileRTConfig, topology: Topology) -> Iterator[Finding]:
 
 def hosted(config: TileRTNodeConfig, topology: Topology) -> Iterator[Finding]:
     """As :func:`checks`, of nodes that `pdhub node` hosts: those tell routers themselves what they are."""
-    operate = TileRTNodeOperate(config)
-    yield from operate.refusals(topology)
-    mine = [node for node, options in hosted_nodes(topology) if options == config]
+    yield from operate_node.refusals(topology)
+    mine = [node for node, options in operate_node.ours(topology) if options == config]
     if any(node.launch for node in mine):
         yield from _interpreter(mine[0], config.python or sys.executable, config.engine)
     pools = {node.pool for node in mine if node.pool}

@@ -25,7 +25,7 @@ class TileRTNodeOperate(Operate):
         return {"kv_connector_extra_config": {"form": "planes", "shards": self._config.shards}}
 
     def refusals(self, topology: Topology) -> Sequence[Finding]:
-        return tuple(_refusals(topology))
+        return tuple(refusals(topology))
 
     def checks(self, topology: Topology) -> Sequence[Finding]:
         from pdhub_tilert.operate_checks import hosted
@@ -39,7 +39,8 @@ def ours(topology: Topology) -> list[tuple[NodeSpec, TileRTNodeConfig]]:
     return [(node, TileRTNodeConfig.model_validate(dict(node.config))) for node in nodes]
 
 
-def _refusals(topology: Topology) -> Iterator[Finding]:
+def refusals(topology: Topology) -> Iterator[Finding]:
+    """Findings over all hosted nodes and the prefill instances that serve them."""
     pools = {node.pool: (node, config) for node, config in ours(topology)}
     for pool, (node, config) in pools.items():
         where = f"pool '{pool}'"
