@@ -9,7 +9,7 @@ PYPROJECTS := pyproject.toml $(PACKAGES:%=%/pyproject.toml)
 
 VLLM_VENV ?= $(or $(PDHUB_VLLM_VENV),.venv-vllm)
 
-.PHONY: help quickstart test test-vllm test-vllm-full test-tilert check bench dist clean
+.PHONY: help quickstart test test-vllm test-vllm-full test-tilert safety check bench dist clean
 .DEFAULT_GOAL := help
 
 help:            ## This list
@@ -32,6 +32,10 @@ test-vllm-full: $(VENV)/.ready-dev $(if $(PDHUB_VLLM_VENV),,$(VLLM_VENV)/.ready)
 # TileRT's real decode server on the CPU, from its wheel, with NIXL; both in a directory of their own.
 test-tilert: $(VENV)/.ready-dev .venv-tilert/.ready ## TileRT's decode server on the CPU (ARGS="-k cancel")
 	PDHUB_TILERT_SITE=.venv-tilert $(BIN)/python -m pytest tests/tilert $(ARGS)
+
+# Half an hour a transport on two cores; `make test` has a selection.
+safety: $(VENV)/.ready-dev        ## KV handoff under kills, stops and a bad wire: 500 trials a lease state (ARGS="--trials 50")
+	$(BIN)/python tests/safety/run_safety.py --out bench/results/handoff-safety.json $(ARGS)
 
 check: $(VENV)/.ready-dev         ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy $(wildcard $(PACKAGES:%=%/src)) && $(BIN)/lint-imports
