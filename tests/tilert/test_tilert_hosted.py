@@ -180,6 +180,11 @@ async def test_what_tilert_cannot_do_is_refused_before_prefill(kv, member, value
     assert member in json.loads(raw)["error"]["message"]
 
 
+async def test_what_has_no_name_among_the_features_is_refused_by_the_node(kv):
+    status, raw, _ = await kv.ask(prompt="wide", max_tokens=4, top_k=300)
+    assert (status, json.loads(raw)["error"]["param"]) == (400, "top_k"), raw
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("pdhub_nixl") is None, reason="needs pdhub-nixl")
 async def test_over_nixl(tmp_path):
