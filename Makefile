@@ -33,7 +33,7 @@ test-vllm-full: $(VENV)/.ready-dev $(if $(PDHUB_VLLM_VENV),,$(VLLM_VENV)/.ready)
 test-tilert: $(VENV)/.ready-dev .venv-tilert/.ready ## TileRT's decode server on the CPU (ARGS="-k cancel")
 	PDHUB_TILERT_SITE=.venv-tilert $(BIN)/python -m pytest tests/tilert $(ARGS)
 
-# Half an hour a transport on two cores; `make test` has a selection.
+# An hour on two cores; `make test` has a selection.
 safety: $(VENV)/.ready-dev        ## KV handoff under kills, stops and a bad wire: 500 trials a lease state (ARGS="--trials 50")
 	$(BIN)/python tests/safety/run_safety.py --out bench/results/handoff-safety.json $(ARGS)
 

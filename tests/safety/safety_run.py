@@ -18,8 +18,8 @@ from safety_world import World
 
 class Run:
     """Args:
-    trials: of each state and transport that found their state. base: seed of everything.
-    trees: at once. told: called after each trial.
+    trials: of each state that found it, on each transport. base: seed of everything. first: number of the first.
+    trees: at once, of each transport. told: called after each trial.
     """
 
     def __init__(
@@ -41,9 +41,10 @@ class Run:
 
     async def run(self) -> None:
         """All of them. What went wrong is in :attr:`wrong`, each with the seed of its trial."""
-        for transport in self._transports:
-            work = self._work(transport)
-            await asyncio.gather(*(self._tree(transport, work) for _ in range(self._trees)))
+        work = {transport: self._work(transport) for transport in self._transports}
+        await asyncio.gather(
+            *(self._tree(transport, work[transport]) for transport in work for _ in range(self._trees))
+        )
 
     def _work(self, transport: str) -> Iterator[tuple[str, int]]:
         """The next trial: of each state in turn, until each has enough."""
