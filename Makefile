@@ -8,6 +8,8 @@ PACKAGES := $(patsubst %/pyproject.toml,%,$(wildcard engines/*/pyproject.toml pl
 PYPROJECTS := pyproject.toml $(PACKAGES:%=%/pyproject.toml)
 
 VLLM_VENV ?= $(or $(PDHUB_VLLM_VENV),.venv-vllm)
+TILERT_CONNECTOR ?= $(or $(PDHUB_TILERT_CONNECTOR),.venv-tilert-connector)
+PYTHON312 ?= python3.12
 
 .PHONY: help quickstart test test-vllm test-vllm-full test-tilert safety check bench dist clean
 .DEFAULT_GOAL := help
@@ -37,6 +39,10 @@ test-tilert: $(VENV)/.ready-dev .venv-tilert/.ready ## TileRT's decode server on
 safety: $(VENV)/.ready-dev        ## KV handoff under kills, stops and a bad wire: 500 trials a lease state (ARGS="--trials 50")
 	$(BIN)/python tests/safety/run_safety.py --out bench/results/handoff-safety.json $(ARGS)
 
+# TileRT's own connector needs Python 3.12 and vLLM (2 to 6 GB); PDHUB_TILERT_CONNECTOR names an environment that has them.
+test-tilert-connector: $(VENV)/.ready-dev .venv-tilert/.ready $(if $(PDHUB_TILERT_CONNECTOR),,$(TILERT_CONNECTOR)/.ready) ## TileRT's connector against the tests' own
+	PDHUB_TILERT_SITE=.venv-tilert PDHUB_TILERT_CONNECTOR=$(TILERT_CONNECTOR) $(BIN)/python -m pytest tests/tilert/test_tilert_connector_bytes.py $(ARGS)
+
 check: $(VENV)/.ready-dev         ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy $(wildcard $(PACKAGES:%=%/src)) && $(BIN)/lint-imports
 
@@ -47,7 +53,7 @@ dist: $(VENV)/.ready-dev          ## Every wheel, into dist/
 	rm -rf dist && for package in . $(PACKAGES); do $(BIN)/python -m build -q --wheel --no-isolation --outdir dist $$package || exit 1; done
 
 clean:           ## Remove what the other targets made
-	rm -rf $(VENV) .venv-vllm .venv-tilert dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .venv-tilert .venv-tilert-connector dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@echo "making $(VENV)" >&2 && $(PYTHON) -m venv $(VENV)
@@ -65,6 +71,9 @@ $(VLLM_VENV)/.ready: $(wildcard tests/vllm/tools/requirements*.txt) tests/vllm/t
 
 .venv-tilert/.ready: tests/tilert/tools/requirements.txt tests/tilert/tools/make_site.py | $(VENV)/.ready-dev
 	@echo "making .venv-tilert (400 MB)" >&2 && rm -rf .venv-tilert && $(BIN)/python tests/tilert/tools/make_site.py .venv-tilert && touch $@
+
+$(TILERT_CONNECTOR)/.ready: $(wildcard tests/vllm/tools/requirements*.txt) $(wildcard tests/tilert/tools/make_*.py)
+	@echo "making $(TILERT_CONNECTOR) (2 to 6 GB)" >&2 && rm -rf $(TILERT_CONNECTOR) && $(PYTHON312) tests/tilert/tools/make_connector.py $(TILERT_CONNECTOR) && touch $@
 
 # The native libraries of the transports are for their tests, which skip without them: not every machine has a build.
 $(VENV)/.ready-dev: $(VENV)/.ready

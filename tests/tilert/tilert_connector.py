@@ -62,25 +62,27 @@ class Connector:
         self._agent.register_memory([(self._staging.ctypes.data, self._staging.nbytes, 0, "")], "DRAM")
         self._peers = {}
 
-    def send(self, engine_id, prompt, host, port, *, before_done=lambda: None, twice=False):
+    def send(self, engine_id, prompt, host, port, *, before_done=lambda: None, twice=False, repetition_penalty=1.0):
         """Hand over one prompt's KV. Returns what the node said: ``sent``, or the error of its refusal.
 
         Args:
             before_done: called when everything is written but ``done`` is not sent. twice: once more, afterwards.
+            repetition_penalty: of the request; other than 1 the node needs the prompt's tokens.
         """
         rid, pause = rid_of(engine_id), BACKOFF_S
+        more = {} if repetition_penalty == 1.0 else {"prompt_token_ids": prompt}
         for attempt in range(ATTEMPTS):
-            told = self._once(rid, prompt, host, port, before_done)
+            told = self._once(rid, prompt, host, port, before_done, more)
             if told not in PASSING:
                 break
             if attempt < ATTEMPTS - 1:
                 time.sleep(pause)
                 pause *= 2
         if twice and told == "sent":
-            told = self._once(rid, prompt, host, port, lambda: None)
+            told = self._once(rid, prompt, host, port, lambda: None, more)
         return told
 
-    def _once(self, rid, prompt, host, port, before_done):
+    def _once(self, rid, prompt, host, port, before_done, more):
         with socket.create_connection((host, port), timeout=60) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             hello = receive(connection)
@@ -91,7 +93,7 @@ class Connector:
             window = BACKOFF_S * (2 ** (ATTEMPTS - 1) - 1)
             request = {
                 "rid": rid, "rank": 0, "seq_len": len(prompt), "last_prompt_token": prompt[-1], "sampling": None,
-                "admission_window_s": window,
+                "admission_window_s": window, **more,
             }  # fmt: skip
             send(connection, request)
             reply = receive(connection)

@@ -56,7 +56,7 @@ class Producer:
         if params.get("tilert_host") and not script.get("lose"):
             self._staged.add(engine_id)
             self.most = max(self.most, len(self._staged))
-            self._jobs.put_nowait((engine_id, prompt, params, script))
+            self._jobs.put_nowait((engine_id, prompt, params, body.get("repetition_penalty", 1.0), script))
         if not params:
             return web.json_response(_alone(base, body, prompt))
         return web.json_response(_answer(base, body, prompt, chat))
@@ -65,12 +65,13 @@ class Producer:
         """One hand-over after the other, as the connector's one thread does."""
         loop = asyncio.get_running_loop()
         while True:
-            engine_id, prompt, params, script = await self._jobs.get()
+            engine_id, prompt, params, penalty, script = await self._jobs.get()
             told = loop.create_future()
-            threading.Thread(target=self._send, args=(loop, told, engine_id, prompt, params, script)).start()
+            job = (loop, told, engine_id, prompt, params, penalty, script)
+            threading.Thread(target=self._send, args=job).start()
             self.told[engine_id] = await told
 
-    def _send(self, loop, told, engine_id, prompt, params, script):
+    def _send(self, loop, told, engine_id, prompt, params, penalty, script):
         def written():
             self._staged.discard(engine_id)
             time.sleep(script.get("write_s", 0))
@@ -83,6 +84,7 @@ class Producer:
                 params["tilert_ctrl_port"],
                 before_done=written,
                 twice=script.get("twice", False),
+                repetition_penalty=penalty,
             )
         except Exception as error:  # noqa: BLE001  as the connector: it is logged and nobody else hears of it
             said = f"{type(error).__name__}: {error}"

@@ -23,7 +23,8 @@ def _on_host(function):
     return call
 
 
-def _memory_is_here(transport):
+def memory_is_here(transport):
+    """Allocations and registrations for CUDA become host memory, and waiting for the device nothing."""
     torch.zeros = _on_host(torch.zeros)
     torch.Tensor.to = _on_host(torch.Tensor.to)
     torch.cuda.synchronize = lambda *args, **kwargs: None
@@ -97,7 +98,7 @@ def main():
     words = sys.argv[1:]
     from tilert.pd_vllm import decode_server, transport
 
-    _memory_is_here(transport)
+    memory_is_here(transport)
     at = words.index("--engine")
     if words[at + 1] == "kv":
         _serve_kv(words[:at] + words[at + 2 :])

@@ -45,16 +45,21 @@ def free_ports(count):
     raise AssertionError("no free ports")
 
 
+def environment(**more):
+    """Of a child that has TileRT and NIXL, on this machine alone."""
+    return {
+        **os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{site()}", "PYTHONUNBUFFERED": "1",
+        "NIXL_PTHR_DELAY_US": "1000", "UCX_TLS": "tcp,sm,self", "UCX_NET_DEVICES": "lo", "OMP_NUM_THREADS": "1",
+        "TILERT_PD_PROBE_ADDR": "127.0.0.1", "TILERT_PD_SHARDS": "1", "TILERT_PD_SENDERS": "1", **more,
+    }  # fmt: skip
+
+
 class Process:
     """One child, with its output in a file."""
 
     def __init__(self, log, words, **env):
         self.log, self._words = log, words
-        self._env = {
-            **os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{site()}", "PYTHONUNBUFFERED": "1",
-            "NIXL_PTHR_DELAY_US": "1000", "UCX_TLS": "tcp,sm,self", "UCX_NET_DEVICES": "lo", "OMP_NUM_THREADS": "1",
-            "TILERT_PD_PROBE_ADDR": "127.0.0.1", "TILERT_PD_SHARDS": "1", "TILERT_PD_SENDERS": "1", **env,
-        }  # fmt: skip
+        self._env = environment(**env)
         self.start()
 
     def start(self):

@@ -22,14 +22,20 @@ _PATCHED = """agent_config.pthrDelay = int(__import__("os").environ.get("NIXL_PT
 
 def main(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    _pip("install", "--no-deps", "--upgrade", "--target", str(directory), "-r", str(HERE / "requirements.txt"))
+    requirements = str(HERE / "requirements.txt")
+    pip(sys.executable, "install", "--no-deps", "--upgrade", "--target", str(directory), "-r", requirements)
     with tempfile.TemporaryDirectory() as there:
         wheel = ["--python-version", "3.12", "--platform", "manylinux_2_28_x86_64", "--only-binary=:all:"]
-        _pip("download", "--no-deps", *wheel, "--dest", there, TILERT)
+        pip(sys.executable, "download", "--no-deps", *wheel, "--dest", there, TILERT)
         (path,) = Path(there).glob("*.whl")
         with zipfile.ZipFile(path) as archive:
             names = [n for n in archive.namelist() if n.startswith("tilert/") and not n.endswith(".so")]
             archive.extractall(directory, names)
+    let_nixl_sleep(directory)
+
+
+def let_nixl_sleep(directory: Path) -> None:
+    """In all packages of NIXL that are there."""
     for path in directory.glob("nixl_cu1[23]/_api.py"):
         text = path.read_text()
         if _DELAY not in text and _PATCHED not in text:
@@ -37,8 +43,9 @@ def main(directory: Path) -> None:
         path.write_text(text.replace(_DELAY, _PATCHED))
 
 
-def _pip(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", *words, "-q", "--disable-pip-version-check"], check=True)
+def pip(python: str, *words: str) -> None:
+    """Run an interpreter's pip."""
+    subprocess.run([python, "-m", "pip", *words, "-q", "--disable-pip-version-check"], check=True)
 
 
 if __name__ == "__main__":
