@@ -2,7 +2,8 @@
 
 Installing ``pdhub[testing]`` gives pytest the ``hub`` fixture (:mod:`pdhub.testing.plugin`). The kits are
 classes to subclass: :class:`EngineConformance`, :class:`TransportConformance`, :class:`PolicyConformance`,
-:class:`FilterConformance`, :class:`ScorerConformance`, :class:`OrderConformance`, :class:`PackageConformance`.
+:class:`FilterConformance`, :class:`ScorerConformance`, :class:`OrderConformance`, :class:`ParserConformance`,
+:class:`PackageConformance`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pdhub.testing.faults import FaultyTransport
     from pdhub.testing.order_kit import OrderConformance
     from pdhub.testing.package_kit import PackageConformance
+    from pdhub.testing.parser_kit import ParserConformance
     from pdhub.testing.policy_kit import PolicyConformance
     from pdhub.testing.policy_parts_kit import FilterConformance, ScorerConformance
     from pdhub.testing.transport_kit import TransportConformance
@@ -24,6 +26,7 @@ __all__ = [
     "FilterConformance",
     "OrderConformance",
     "PackageConformance",
+    "ParserConformance",
     "PolicyConformance",
     "ScorerConformance",
     "TransportConformance",
@@ -35,6 +38,7 @@ _HOMES = {
     "FilterConformance": "policy_parts_kit",
     "OrderConformance": "order_kit",
     "PackageConformance": "package_kit",
+    "ParserConformance": "parser_kit",
     "PolicyConformance": "policy_kit",
     "ScorerConformance": "policy_parts_kit",
     "TransportConformance": "transport_kit",

@@ -29,6 +29,7 @@ def pytest_configure(config: Any) -> None:
         "pdhub.testing.engine_kit",
         "pdhub.testing.engine_features",
         "pdhub.testing.order_kit",
+        "pdhub.testing.parser_kit",
         "pdhub.testing.policy_kit",
         "pdhub.testing.package_kit",
         "pdhub.testing.transport_kit",

@@ -185,7 +185,7 @@ def test_chat_logprobs(bytelevel, ids, stream):
     assert b"".join(bytes(entry["bytes"]) for entry in read.logprobs) == ("Hello world, 你好 😀" + "<|end|>").encode()
     first = read.logprobs[0]
     assert first["logprob"] == -ids[0] / 8
-    assert [top["logprob"] for top in first["top_logprobs"]] == [0.0, -0.5]
+    assert [top["logprob"] for top in first["top_logprobs"]] == [-ids[0] / 8, -0.5], "itself, then the best"
     assert first["top_logprobs"][0].keys() == {"token", "logprob", "bytes"}
 
 
@@ -239,7 +239,17 @@ def test_infinite_logprobs_are_numbers(bytelevel):
     odd = TokenLogprob(40, float("-inf"), ((41, float("nan")), (42, -0.5)))
     presenter.feed([TokenChunk((40,), (odd,)), Finished(FinishReason.LENGTH, 1)])
     entry = json.loads(presenter.document())["choices"][0]["logprobs"]["content"][0]
-    assert [entry["logprob"], *(top["logprob"] for top in entry["top_logprobs"])] == [-9999.0, -9999.0, -0.5]
+    assert [entry["logprob"], *(top["logprob"] for top in entry["top_logprobs"])] == [-9999.0, -9999.0, -9999.0]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_part_of_a_character_has_no_name_and_the_last_part_that_of_the_whole(bytelevel, stream):
+    parts = [bytelevel.token_to_id(c) for c in "ðŁĴ¡"]  # 💡
+    a = bytelevel.token_to_id("a")
+    body = {"stream": stream, "logprobs": True}
+    read = answer(present(bytelevel, body), engine([a, *parts, *parts[:2], a], body, cuts=range(99)))
+    assert [entry["token"] for entry in read.logprobs] == ["a", "", "", "", "💡", "", "", "a"]
+    assert read.text == "a💡\ufffda"
 
 
 def test_logprobs_that_were_not_asked_for_are_not_shown(bytelevel, ids):
