@@ -18,7 +18,7 @@ async def preempted(legs: Legs, tokens: int, count: int) -> dict[str, Any]:
     rng = random.Random(10)
     before = preemptions()
     busy = [asyncio.create_task(legs.direct(prompt(tokens, rng), 600)) for _ in range(8)]
-    done = await gather([legs.handed(prompt(tokens, rng), 4) for _ in range(count)], 6)
+    done = await gather([legs.handed(prompt(tokens, rng), 4) for _ in range(count)], 3)
     again = await asyncio.gather(*busy, return_exceptions=True)
     failed = [str(d)[:300] for d in (*done, *again) if isinstance(d, BaseException)]
     out: dict[str, Any] = {"prompt_tokens": tokens, "handed_over": count, "failed": len(failed)}

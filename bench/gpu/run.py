@@ -232,7 +232,7 @@ def hard(run: Run) -> Any:
     ranks = tuple(dict.fromkeys(run.gpus))
     kind = Kind(
         model=run.shape("llama-1.24b"), dtype="bfloat16", random=True, pools=("nodes",), transport=NIXL,
-        gpus=run.gpus, context=9000, step=2048, prefill_kv="1G", verify=True, eager=False, prefill_gpus=ranks,
+        gpus=run.gpus, context=9000, step=2048, prefill_kv="384M", verify=True, eager=False, prefill_gpus=ranks,
         prefill_env={"VLLM_USE_V2_MODEL_RUNNER": "1"},
     )  # fmt: skip
 
