@@ -7,6 +7,7 @@ from typing import Final
 KNOWN_PROVIDERS: Final = {
     "vllm": "pdhub-vllm",
     "tilert": "pdhub-tilert",
+    "tilert-node": "pdhub-tilert",
     "transformers": "pdhub-transformers",
     "nixl": "pdhub-nixl",
     "mooncake": "pdhub-mooncake",
