@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
@@ -61,7 +62,6 @@ def tree(vllm, tmp_path_factory):
     world = PDHubWorld(TREE.kind, TREE.pools, model, vllm, directory, change)
     try:
         world.start()
-        wait_for(lambda: _parses(world.router_url), 300, world.log)
         yield world
     finally:
         world.close()
@@ -127,21 +127,47 @@ def test_the_prefill_instance_can_parse_instead(tree, full):
 
 
 def _makes_sense(letter: str, asked: str) -> bool:
-    if asked == "stop-id":
-        return letter in "AB"
-    return True
+    if asked == "one-call":
+        return letter not in "GH"  # vLLM holds the model to one call by a grammar: it says other tokens
+    return asked != "stop-id" or letter in "AB"
 
 
 def _refused(name: str) -> bool:
-    from fnmatch import fnmatchcase
-
     return any(fnmatchcase(name.partition("-")[2], pattern) for pattern in REFUSED)
 
 
 def _compared(tree, url: str, letter: str, asked: str, stream: bool, *, usage: bool = True) -> list[str]:
     members = {k: v for k, v in ASKED[asked].items() if k != "stream_options" or stream}
     body = scripted.asking(letter, stream=stream, **members)
-    return _differences(tree, url, CHAT, body, f"{letter} {asked}", usage=usage)
+    if stream and "stop" in body:
+        return _stopped(tree, url, body, f"{letter} {asked}")
+    told: list[str] = []
+    for _ in range(5 if stream else 1):
+        # What vLLM makes of two tokens that come at once is not always what it makes of one after the other: which
+        # tokens come at once in its streams is chance, so it is asked again.
+        told = _differences(tree, url, CHAT, body, f"{letter} {asked}", usage=usage)
+        if not told:
+            break
+    return told
+
+
+def _stopped(tree, url: str, body: dict[str, Any], name: str) -> list[str]:
+    """With stop strings vLLM's streams hold back text, but not the tokens by which it knows where reasoning ends, and
+    show marks. The answer that is not streamed says what is right."""
+    status, text = post(tree.single.url + CHAT, {**body, "stream": False})
+    assert status == 200, text
+    (choice,) = json.loads(text)["choices"]
+    answer = send(url + CHAT, json.dumps(body).encode(), tree.via(NODES))
+    streamed = normal(*answer, True)["choices"][0]
+    delta, message = streamed["delta"], choice["message"]
+    ended = ["stop" if choice["finish_reason"] == "stop" else streamed["finish_reason"][0]]
+    pairs = {
+        "content": (message["content"] or "", delta.get("content") or ""),
+        "reasoning": (message.get("reasoning") or "", delta.get("reasoning") or ""),
+        "stop": (choice["stop_reason"], streamed.get("stop_reason", [None])[0]),
+        "finish": (ended, streamed["finish_reason"]),
+    }
+    return [f"{name} (stream): {what}: {one!r} | {other!r}" for what, (one, other) in pairs.items() if one != other]
 
 
 def _differences(tree, url: str, path: str, body: dict[str, Any], name: str, *, usage: bool = True) -> list[str]:
@@ -154,6 +180,9 @@ def _differences(tree, url: str, path: str, body: dict[str, Any], name: str, *, 
     pair = [normal(*answer, bool(body.get("stream"))) for answer in (direct, routed)]
     if not usage:
         pair = [_without(answer, "completion_tokens_details") for answer in pair]
+    if body.get("return_tokens_as_token_ids"):
+        # vLLM counts the characters of `token_id:N` there; in the text these offsets are nowhere
+        pair = [_without(answer, "text_offset") for answer in pair]
     return [f"{told}: {line}" for line in differences(*pair)]
 
 
@@ -163,9 +192,10 @@ def _without(value: Any, member: str) -> Any:
     return [_without(item, member) for item in value] if isinstance(value, list) else value
 
 
-def _parses(url: str) -> bool:
+def _nothing_missing(url: str) -> bool:
     status, text = get(f"{url}/ready")
-    return status == 200 and "parser" not in text
+    document = json.loads(text) if status == 200 else {}
+    return bool(document) and not document["problems"] and set(document["pairs"].values()) <= {"good"}
 
 
 @contextmanager
@@ -179,7 +209,7 @@ def _router(tree, via: str):
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(lambda: get(f"{url}/ready")[0] == 200, 120, lambda: get(f"{url}/ready")[1])
+        wait_for(lambda: _nothing_missing(url), 120, lambda: get(f"{url}/ready")[1])
         yield url
     finally:
         process.terminate()

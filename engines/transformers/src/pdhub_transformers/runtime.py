@@ -215,12 +215,13 @@ class TransformersEngine(DecodeEngine):
         sampling = request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(63))
-        stop_ids = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else set(model.eos_token_ids))
+        eos = frozenset(model.eos_token_ids)
+        stop_ids = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else eos)
         sampler = Sampler(
             sampling,
             model.vocabulary,
             prompt,
-            masked=tuple(stop_ids),
+            masked=tuple(stop_ids | eos),  # as in vLLM: `min_tokens` keeps it out even if it would end nothing
             min_tokens=request.min_tokens,
             logprobs=request.logprobs,
         )

@@ -106,7 +106,11 @@ class DerenderParser(OutputParser):
         answer = await self._call({"generate_response": response, **self._about()})
         message = answer["choices"][0]["message"]
         calls = tuple(
-            ToolCall(call["function"].get("id") or call["id"], call["function"]["name"], call["function"]["arguments"])
+            ToolCall(
+                call["function"].get("id") or f"chatcmpl-tool-{call['id']}",  # as all other endpoints name them
+                call["function"]["name"],
+                call["function"]["arguments"],
+            )
             for call in message.get("tool_calls") or ()
         )
         if self._request.body.get("parallel_tool_calls") is False:

@@ -188,14 +188,21 @@ class ParserProcess:
             async with asyncio.timeout(LEAVE_S):
                 await process.wait()
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await _kill(process)
+        except asyncio.CancelledError:
+            await _kill(process)
+            raise
 
     def _say(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
             self._changed()
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
 
 
 def _line(order: Mapping[str, Any]) -> bytes:
