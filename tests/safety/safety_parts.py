@@ -102,21 +102,19 @@ class SafetyEngine(DecodeEngine):
         mark, prompt = kv.mark_in(view), request.prompt_token_ids
         held_at = mark % request.max_tokens
         try:
+            self._compare(view, request.transfer_id, prompt, "before it decodes")
             for position in range(request.max_tokens):
-                if wrong := kv.differs(view, request.transfer_id, prompt):
-                    self._board.complain(f"transfer {request.transfer_id} while it decodes: {wrong}")
                 while position >= held_at and self._board.is_shut(Gate.DECODE) and not cancelled.is_set():
                     await asyncio.sleep(LOOK_S)
                 await asyncio.sleep(0)
                 if cancelled.is_set():
                     raise RequestCancelled("cancelled")
                 yield TokenChunk((request.first_token if position == 0 else kv.letter(mark, position),))
-            if wrong := kv.differs(view, request.transfer_id, prompt):
-                self._board.complain(f"transfer {request.transfer_id} when it was decoded: {wrong}")
             self._board.add(Count.DECODED)
             yield Finished(FinishReason.LENGTH, request.max_tokens)
         finally:
             self._streams.pop(request.transfer_id, None)
+            self._compare(view, request.transfer_id, prompt, "after it decoded")
 
     def cancel(self, transfer_id: str) -> None:
         if event := self._streams.get(transfer_id):
@@ -137,6 +135,10 @@ class SafetyEngine(DecodeEngine):
     async def close(self) -> None:
         if self._owners:
             self._board.complain(f"the node closed with landings of {sorted(self._owners.values())}")
+
+    def _compare(self, view: memoryview, transfer_id: str, prompt: Sequence[int], when: str) -> None:
+        if wrong := kv.differs(view, transfer_id, prompt):
+            self._board.complain(f"transfer {transfer_id} {when}: {wrong}")
 
     def _look(self, landing: Landing, when: str) -> None:
         transfer_id = self._owners[landing.id]

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,26 @@ TIMES = {"claim_ttl_s": 1.0, "deadline_s": 1.0, "ready_ttl_s": 1.0, "fence_withi
 OPTIONS = {name: {"warm_bytes": LANDINGS * kv.LAYOUT.landing_bytes(kv.CAPACITY)} for name in ("shm", "tcp")}
 """Memory of no more than all landings is kept for use again, so that it is used again at once."""
 
-SETTLE_S = 20.0
-"""Within which everything must be as before a fault. Measured on an idle machine: under 2 s."""
+SETTLE_S = 120.0
+"""Within which everything must be as before a fault, also where other work takes the processor."""
 
 _MORE_FILES = 40
 
 _fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["pdhub.node.main", "pdhub.node.prefill", "pdhub.router.main", "pdhub.testing.faults"])
+_fork.set_forkserver_preload(
+    [
+        "pdhub.node.main",
+        "pdhub.node.prefill",
+        "pdhub.router.main",
+        "pdhub.testing.toy",
+        "pdhub.testing.faults",
+        "tokenizers",
+        "uvicorn.lifespan.on",
+        "uvicorn.loops.uvloop",
+        "uvicorn.protocols.http.httptools_impl",
+        *(point.module for point in entry_points(group="pdhub")),
+    ]
+)
 
 
 def _serve(verb: str, config: str, name: str, log: str) -> None:
@@ -139,7 +153,7 @@ class World:
 
     async def open(self) -> World:
         self.http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=60)
+            connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=120)
         )
         self.release_all()
         for part in self.parts.values():
@@ -195,8 +209,9 @@ class World:
     async def busy_sender(self) -> Part | None:
         """One that has a request, if any."""
         for name in SENDERS:
-            if not self.parts[name].stopped and await self._gauge(self.parts[name], "pdhub_prefill_active"):
-                return self.parts[name]
+            part = self.parts[name]
+            if not part.stopped and any(await self._gauges(part, "pdhub_prefill_active")):
+                return part
         return None
 
     async def held(self) -> str:
@@ -210,12 +225,11 @@ class World:
             return f"node: {text}"
         for name in SENDERS:
             part = self.parts[name]
-            active = await self._gauge(part, "pdhub_prefill_active")
-            free = await self._gauge(part, "pdhub_prefill_staging_slots_free")
+            active, free = await self._gauges(part, "pdhub_prefill_active", "pdhub_prefill_staging_slots_free")
             if active or free != STAGING:
                 return f"{name}: {active} active, {free} of {STAGING} staging slots free"
-        legs = await self._gauge(self.router, "pdhub_router_in_flight")
-        return f"router: {legs} legs under way" if legs else ""
+        legs = await self._gauges(self.router, "pdhub_router_in_flight")
+        return f"router: {legs[0]} legs under way" if legs != [0.0] else ""
 
     def files(self) -> list[str]:
         """Processes that hold on to more and more files."""
@@ -226,7 +240,7 @@ class World:
         began = time.monotonic()
         while not await what():
             assert time.monotonic() < began + within_s, f"not within {within_s:g} s: {why}\n{self.logs()}"
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
         return time.monotonic() - began
 
     def logs(self) -> str:
@@ -234,11 +248,13 @@ class World:
         paths = sorted(self.directory.glob("*.log"))
         return "\n".join(f"--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-12:]) for path in paths)
 
-    async def _gauge(self, part: Part, name: str) -> float | None:
-        """Summed over labels; None if it is not told."""
+    async def _gauges(self, part: Part, *names: str) -> list[float | None]:
+        """Each summed over its labels; None if the part does not tell."""
         text = await self._get(f"{part.url}/metrics")
-        found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text or "", re.MULTILINE)
-        return sum(map(float, found)) if text is not None else None
+        if text is None:
+            return [None for _ in names]
+        found = [re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE) for name in names]
+        return [sum(map(float, values)) for values in found]
 
     async def _get(self, url: str, within_s: float = 5.0) -> str | None:
         assert self.http is not None
@@ -272,7 +288,7 @@ def _configuration(transport: str, options: dict[str, Any], ports: list[int], di
             "connect_timeout_s": 0.5,
             "first_byte_timeout_s": 3.0,
             "idle_timeout_s": 2.0,
-            "probe_interval_s": 0.2,
+            "probe_interval_s": 0.3,
             "probe_timeout_s": 1.0,
             "breaker_open_s": 0.1,
         },
