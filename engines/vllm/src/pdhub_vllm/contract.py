@@ -162,6 +162,22 @@ NEEDS: Final = (
     Need("questions of doctor", "vllm/entrypoints/*.py", ("/version", "/tokenize", "/health", "/v1/models")),
     Need("token-in, token-out endpoints", "vllm/entrypoints/*cli_args.py", ("enable_scale_out",), "not used"),
     Need(
+        "reasoning and tool parsers",
+        "vllm/parser/*.py",
+        (
+            "ParserManager", "get_parser", "DelegatingParser", "parse_delta", "parse", "adjust_request",
+            "count_reasoning_tokens", "ChatCompletionRequest", "ChatCompletionNamedToolChoiceParam",
+        ),
+        "not for `model.parser`: name the Python of a newer one",
+    ),
+    Need("tokenizers for them", "vllm/tokenizers/__init__.py", ("get_tokenizer",), "as the parsers"),
+    Need(
+        "derender endpoint that insists on the request",
+        "vllm/entrypoints/scale_out/derender/*.py",
+        ("chat_request", "chat_request is required", "stream_state"),
+        "no `via: derender`",
+    ),
+    Need(
         "connector base",
         _KV + "v1/base.py",
         (
