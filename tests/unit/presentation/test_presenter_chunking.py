@@ -1,10 +1,13 @@
 """Whatever the tokens and however they are cut: the same answer, and the one that a whole decode gives."""
 
+import pytest
 from answers import CHAT, COMPLETIONS, EOS, answer, engine, present
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 WORDS = ["Hello", " STOP", "ST", "OP", "你好", "😀", "👩‍👩‍👧‍👦", "e\u0301", "\n\n", " world", "🦊", "\ufffd", "aa", "a"]
+NAMED = [word for word in WORDS if word not in ("👩‍👩‍👧‍👦", "\ufffd")]
+"""Without a token that ends one character and begins the next: as in vLLM it has no name."""
 
 
 @st.composite
@@ -84,3 +87,36 @@ def test_the_sentencepiece_family_is_presented_alike(llama):
             body = {"stream": stream, "stop": ["😀 "]}
             read = answer(present(llama, body, eos_token_ids={2}), engine(ids, body, cuts=cuts, eos=2))
             assert read.text.strip() == "Hello world, 你好"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "metaspace"])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_cutting_gives_the_same_answer_in_every_family(request, family, data):
+    tokenizer = request.getfixturevalue(family)
+    ids, body, endpoint, cuts, batch = data.draw(cases(tokenizer))
+    eos = tokenizer.token_to_id("</s>")
+    reads = [
+        answer(present(tokenizer, asked, endpoint, eos_token_ids={eos}), engine(ids, asked, cuts=where, eos=eos), size)
+        for asked in (body, {**body, "stream": True})
+        for where, size in (((), 1), (cuts, batch))
+    ]
+    told = [(r.text, r.finish, r.stop_reason, r.logprobs, r.token_ids) for r in reads]
+    assert all(one == told[0] for one in told)
+
+
+@settings(deadline=None, max_examples=120)
+@given(words=st.lists(st.sampled_from(NAMED), max_size=8), cuts=st.lists(st.integers(1, 25)), stream=st.booleans())
+def test_the_names_of_tokens_are_the_text(bytelevel, words, cuts, stream):
+    """However a character is spread over tokens, and however those come: nothing is named twice or not at all."""
+    ids = bytelevel.encode("".join(words)).ids
+    for endpoint, body in ((CHAT, {"logprobs": True}), (COMPLETIONS, {"logprobs": 1})):
+        asked = {**body, "stream": stream}
+        read = answer(present(bytelevel, asked, endpoint), engine(ids, asked, cuts=cuts))
+        names = [entry.get("token", entry.get("tokens")) for entry in read.logprobs]
+        assert "".join(names) == read.text
+        if endpoint == COMPLETIONS:
+            offsets = [entry["text_offset"] for entry in read.logprobs]
+            assert offsets == [len("".join(names[:n])) for n in range(len(names))]
+        else:
+            assert b"".join(bytes(entry["bytes"]) for entry in read.logprobs).decode() == read.text
