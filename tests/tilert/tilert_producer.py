@@ -38,7 +38,8 @@ class Producer:
         return web.json_response({})
 
     async def seen(self, request):
-        return web.json_response({"computed": self.computed, "left": self.left, "told": self.told, "most": self.most})
+        seen = {"computed": self.computed, "left": self.left, "told": self.told, "most": self.most}
+        return web.json_response({**seen, "staged": len(self._staged)})
 
     async def serve(self, request):
         body, script = await request.json(), dict(self.script)
