@@ -11,6 +11,7 @@ from typing import Any
 
 from pdhub.api import Launcher
 from pdhub.config.build import Plan, load_plan
+from pdhub.config.parsing import refuse_parser
 from pdhub.operate.backoff import RestartRule
 from pdhub.operate.console import TreeConsole
 from pdhub.operate.keeper import OnEvent, OnLine
@@ -107,6 +108,7 @@ def run(config_path: str | Path, overrides: Sequence[str] = ()) -> int:
     Raises ConfigError before anything is started.
     """
     plan, overrides = settled_plan(config_path, overrides)
+    refuse_parser(plan)  # the router would, when everything else has been started
     members = stages(plan, overrides)
     console = TreeConsole([member.name for stage in members for member in stage], sys.stdout)
     launcher: Launcher = plan.launcher.spec.factory(plan.launcher.config)

@@ -67,12 +67,12 @@ def tree(vllm, tmp_path_factory):
         world.close()
 
 
-def test_chat_answers_are_those_of_vllm(tree):
+def test_chat_answers_are_those_of_vllm(tree, full):
     """Reasoning, calls, stops, log probabilities, usage: every script, asked for in every way, streamed and not."""
     work = [
         (letter, asked, stream)
         for letter, asked, stream in itertools.product(scripted.SCRIPTS, ASKED, (False, True))
-        if _makes_sense(letter, asked)
+        if _makes_sense(letter, asked) and (full or letter in "ACDH" or asked in ("plain", "logprobs"))
     ]
     wrong = [line for found in at_once(3, lambda w: _compared(tree, tree.router_url, *w), work) for line in found]
     assert not wrong, "\n".join(wrong[:40])
@@ -112,7 +112,7 @@ def test_what_the_engine_cannot_do_goes_elsewhere_or_is_refused(tree):
 
 
 def test_the_prefill_instance_can_parse_instead(tree, full):
-    letters = list(scripted.SCRIPTS) if full else ["A", "C", "D", "F"]
+    letters = list(scripted.SCRIPTS) if full else ["C", "F"]
     with _router(tree, "derender") as url:
         work = [
             (letter, asked, stream)
@@ -161,8 +161,12 @@ def _stopped(tree, url: str, body: dict[str, Any], name: str) -> list[str]:
     streamed = normal(*answer, True)["choices"][0]
     delta, message = streamed["delta"], choice["message"]
     ended = ["stop" if choice["finish_reason"] == "stop" else streamed["finish_reason"][0]]
+    content = message["content"] or ""
+    if (begun := content.find("<tool_call>")) >= 0:
+        # The string cut a call short: a document shows the text of it, a stream had told its beginning.
+        content, ended = content[:begun], ["tool_calls"]
     pairs = {
-        "content": (message["content"] or "", delta.get("content") or ""),
+        "content": (content, delta.get("content") or ""),
         "reasoning": (message.get("reasoning") or "", delta.get("reasoning") or ""),
         "stop": (choice["stop_reason"], streamed.get("stop_reason", [None])[0]),
         "finish": (ended, streamed["finish_reason"]),
