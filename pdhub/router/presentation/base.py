@@ -118,6 +118,7 @@ def shape_arguments(envelope: Envelope, options: Options, logprobs: LogprobForma
         "logprobs": logprobs,
         "prompt_token_ids": envelope.prompt_token_ids if options.token_ids else None,
         "service_tier": envelope.service_tier,
+        "role": options.role,
     }
 
 

@@ -19,7 +19,7 @@ class ChatShape(Shape):
     def first(self, **members: Any) -> bytes:
         choice = {
             "index": 0,
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": self._role, "content": ""},
             "logprobs": None,
             "finish_reason": None,
         }
@@ -47,7 +47,7 @@ class ChatShape(Shape):
         self, message: ParsedMessage, entries: Sequence[Entry], ending: Ending, usage: Mapping[str, Any]
     ) -> bytes:
         """As :meth:`document`, of an answer that was parsed."""
-        said: dict[str, Any] = {"role": "assistant", "content": message.content}
+        said: dict[str, Any] = {"role": self._role, "content": message.content}
         if message.reasoning is not None:
             said["reasoning"] = message.reasoning
         if message.tool_calls:
@@ -61,7 +61,7 @@ class ChatShape(Shape):
         return b'{"index":0,"delta":{"content":', b'},"logprobs":null,"finish_reason":null}'
 
     def _message(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
+        return {"message": {"role": self._role, "content": text}}
 
     def _render(self, entries: Sequence[Entry]) -> dict[str, Any]:
         assert self._logprobs is not None

@@ -27,6 +27,7 @@ class Options:
         token_ids: give token ids beside the text (``return_token_ids``).
         ids_for_text: name tokens ``token_id:N`` in log probabilities (``return_tokens_as_token_ids``).
         reasoning: show the reasoning that a parser splits off (``include_reasoning``).
+        role: who says the answer of a chat: the assistant, unless no turn of theirs was begun.
     """
 
     stream: bool = False
@@ -42,6 +43,7 @@ class Options:
     token_ids: bool = False
     ids_for_text: bool = False
     reasoning: bool = True
+    role: str = "assistant"
 
     @classmethod
     def read(cls, endpoint: str, body: Mapping[str, Any]) -> Options:
@@ -68,7 +70,15 @@ class Options:
             token_ids=_flag(body, "return_token_ids"),
             ids_for_text=_flag(body, "return_tokens_as_token_ids"),
             reasoning=_flag(body, "include_reasoning", default=True),
+            role=_role(body) if endpoint == CHAT else "assistant",
         )
+
+
+def _role(body: Mapping[str, Any]) -> str:
+    messages = body.get("messages")
+    if _flag(body, "add_generation_prompt", default=True) or not messages:
+        return "assistant"
+    return str(messages[-1]["role"])
 
 
 def _wrong(member: str, wanted: str) -> InvalidRequest:

@@ -33,6 +33,7 @@ class Shape(ABC):
         prompt_token_ids: given back if token ids were asked for, else None.
         token_ids: give the answer's token ids too. Default: if the prompt's are given.
         service_tier: said in every document if it is not None.
+        role: who says it, where that is told.
     """
 
     chunk: ClassVar[str]
@@ -48,7 +49,9 @@ class Shape(ABC):
         prompt_token_ids: Sequence[int] | None,
         token_ids: bool = True,
         service_tier: str | None = None,
+        role: str = "assistant",
     ) -> None:
+        self._role = role
         self._id = {"id": request_id}
         self._origin: dict[str, Any] = {"created": created, "model": model}
         if service_tier is not None:

@@ -326,3 +326,12 @@ def test_null_is_absent(bytelevel, ids):
         ["stop", "stream", "stream_options", "logprobs", "top_logprobs", "stop_token_ids", "min_tokens"]
     )
     assert answer(present(bytelevel, body), engine(ids, body)).text == "Hello world, 你好 😀"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_says_it(bytelevel, stream):
+    for members, role in (({}, "assistant"), ({"add_generation_prompt": False}, "user")):
+        body = {"stream": stream, "messages": [{"role": "user", "content": "x"}], **members}
+        read = answer(present(bytelevel, body), engine([40, EOS], body))
+        choice = read.chunks[0]["choices"][0]
+        assert choice["delta" if stream else "message"]["role"] == role
