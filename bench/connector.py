@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "vllm"
@@ -96,7 +97,7 @@ class Client:
             "max_tokens": TOKENS, "sampling": {"temperature": 0.0}, "ignore_eos": True,
         }  # fmt: skip
         times, told = [], 0.0
-        async with self._http.post(f"{node}/decode", json=decode) as reply:
+        async with self._http.post(f"{node}/decode", data=msgspec.json.encode(decode)) as reply:
             assert reply.status == 200, await reply.text()
             async for line in reply.content:
                 frame = json.loads(line)
