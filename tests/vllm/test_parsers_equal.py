@@ -162,7 +162,7 @@ def _stopped(tree, url: str, body: dict[str, Any], name: str) -> list[str]:
     delta, message = streamed["delta"], choice["message"]
     ended = ["stop" if choice["finish_reason"] == "stop" else streamed["finish_reason"][0]]
     content = message["content"] or ""
-    if (begun := content.find("<tool_call>")) >= 0:
+    if body.get("tools") and (begun := content.find("<tool_call>")) >= 0:
         # The string cut a call short: a document shows the text of it, a stream had told its beginning.
         content, ended = content[:begun], ["tool_calls"]
     pairs = {
