@@ -10,6 +10,9 @@ from pathlib import Path
 
 from pdhub.testing.faults import Faults
 
+LOOK_S = 0.003
+"""How often whoever is held looks whether it may go on."""
+
 _RATES = ("delay_s", "reorder", "fail", "drop", "lose", "flip", "duplicate_done", "lying_abort", "late_write")
 _NUMBERS = struct.Struct(f"<{len(_RATES) + 2}d")
 _AT = 64

@@ -11,12 +11,11 @@ import socket
 import time
 from types import SimpleNamespace
 
-from safety_board import Board, Gate
+from safety_board import LOOK_S, Board, Gate
 
 from pdhub.transports import shm_writer, tcp_channel
 
 SHARE = 0.5
-_LOOK_S = 0.003
 
 
 def hold_half_way(board: Board, rng: random.Random) -> None:
@@ -25,7 +24,7 @@ def hold_half_way(board: Board, rng: random.Random) -> None:
 
     def wait() -> None:
         while board.is_shut(Gate.WRITE):
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
 
     def chosen() -> bool:
         return board.is_shut(Gate.WRITE) and rng.random() < SHARE

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from safety_board import Gate
 from safety_client import Asked
-from safety_world import NODE, ROUTER, SENDERS, Part, World
+from safety_config import NODE, ROUTER, SENDERS
+from safety_process import Part
+from safety_world import World
 
 from pdhub.testing.faults import Faults
 

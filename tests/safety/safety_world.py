@@ -1,127 +1,27 @@
-"""A tree of real processes that are cheap to kill: they are forked from one that has imported everything."""
+"""A tree of real processes, and what a trial asks of it."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
-import multiprocessing
-import os
 import re
 import signal
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import safety_kv as kv
 import yaml
 from safety_board import Board, Gate
+from safety_config import LANDINGS, NODE, ROUTER, SENDERS, SLOTS, STAGING, configuration, free_ports
+from safety_process import Part
 
-from pdhub.core.handoff import largest_chunk_bytes
 from pdhub.node.lifecycle import EXIT_RESTART
-from pdhub.testing import toy
 from pdhub.testing.faults import Faults
-
-SENDERS = ("sender-0", "sender-1")
-NODE, ROUTER = "node", "router"
-SLOTS, LANDINGS, STAGING = 2, 6, 8
-TIMES = {"claim_ttl_s": 1.0, "deadline_s": 1.0, "ready_ttl_s": 1.0, "fence_within_s": 5.0}
-OPTIONS = {name: {"warm_bytes": LANDINGS * kv.LAYOUT.landing_bytes(kv.CAPACITY)} for name in ("shm", "tcp")}
-"""Memory of no more than all landings is kept for use again, so that it is used again at once."""
 
 SETTLE_S = 120.0
 """Within which everything must be as before a fault, also where other work takes the processor."""
-
-_MORE_FILES = 40
-
-_fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(
-    [
-        "pdhub.node.main",
-        "pdhub.node.prefill",
-        "pdhub.router.main",
-        "pdhub.testing.toy",
-        "pdhub.testing.faults",
-        "tokenizers",
-        "uvicorn.lifespan.on",
-        "uvicorn.loops.uvloop",
-        "uvicorn.protocols.http.httptools_impl",
-        *(point.module for point in entry_points(group="pdhub")),
-    ]
-)
-
-
-def _serve(verb: str, config: str, name: str, log: str) -> None:
-    """In the child: what `pdhub node` and `pdhub router` run."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # go when the process that forks goes
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    import logging
-
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", force=True)
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
-    if verb == ROUTER:
-        from pdhub.router.main import run as run_router
-
-        sys.exit(run_router(config))
-    from pdhub.node.main import run as run_node
-
-    sys.exit(run_node(config, name))
-
-
-class Part:
-    """One process of the tree, whichever it is just now."""
-
-    def __init__(self, world: World, name: str, port: int) -> None:
-        self.name = name
-        self.url = f"http://127.0.0.1:{port}"
-        self._world = world
-        self._files: list[int] = []
-        self.process: Any = None
-        self.stopped = False
-
-    @property
-    def pid(self) -> int:
-        return int(self.process.pid)
-
-    def start(self) -> None:
-        verb = ROUTER if self.name == ROUTER else "node"
-        log = self._world.directory / f"{self.name}.log"
-        self.process = _fork.Process(
-            target=_serve, args=(verb, str(self._world.path), self.name, str(log)), daemon=True
-        )  # fmt: skip
-        self.process.start()
-        self._files.clear()
-        self.stopped = False
-
-    def kill(self) -> None:
-        """kill -9, and reap it. A stopped one too."""
-        self.process.kill()
-        self.process.join(10)
-        self.stopped = False
-
-    def stop(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-        self.stopped = True
-
-    def go_on(self) -> None:
-        if self.stopped:
-            os.kill(self.pid, signal.SIGCONT)
-            self.stopped = False
-
-    def files(self) -> str:
-        """Looked at when it is idle: whether it holds many more open files than in the beginning of its life."""
-        now = len(os.listdir(f"/proc/{self.pid}/fd"))
-        if len(self._files) < 5:
-            self._files.append(now)
-        much = now > max(self._files) + _MORE_FILES
-        return f"{self.name} has {now} open files, once {max(self._files)}" if much else ""
 
 
 class World:
@@ -136,11 +36,11 @@ class World:
         self.directory = directory
         self.board = Board(directory / "board")
         self.path = directory / "config.yaml"
-        ports = _ports(6)
-        data = _configuration(transport, OPTIONS.get(transport, {}) | (options or {}), ports, directory)
+        ports = free_ports(6)
+        data = configuration(transport, options or {}, ports, directory)
         self.path.write_text(yaml.safe_dump(data))
         names = (*SENDERS, NODE, ROUTER)
-        self.parts = {name: Part(self, name, port) for name, port in zip(names, ports, strict=False)}
+        self.parts = {name: Part(name, port, self.path) for name, port in zip(names, ports, strict=False)}
         self.http: aiohttp.ClientSession | None = None
 
     @property
@@ -263,49 +163,3 @@ class World:
                 return await reply.text() if reply.status == 200 else None
         except (aiohttp.ClientError, TimeoutError):
             return None
-
-
-def _ports(count: int) -> list[int]:
-    socks = [socket.socket() for _ in range(count)]
-    for sock in socks:
-        sock.bind(("127.0.0.1", 0))
-    found = [int(sock.getsockname()[1]) for sock in socks]
-    for sock in socks:
-        sock.close()
-    return found
-
-
-def _configuration(transport: str, options: dict[str, Any], ports: list[int], directory: Path) -> dict[str, Any]:
-    board = str(directory / "board")
-    engine = {"type": "safety", "config": {"board": board, "slots": SLOTS}}
-    senders = [{"name": name, "port": port, "engine": engine} for name, port in zip(SENDERS, ports, strict=False)]
-    return {
-        "model": {"name": "safety", "tokenizer": str(toy.write_tokenizer(directory / "tokenizer"))},
-        "plugins": {"modules": ["safety_parts"]},
-        "router": {
-            "port": ports[3],
-            "retries": 0,
-            "connect_timeout_s": 0.5,
-            "first_byte_timeout_s": 3.0,
-            "idle_timeout_s": 2.0,
-            "probe_interval_s": 0.3,
-            "probe_timeout_s": 1.0,
-            "breaker_open_s": 0.1,
-        },
-        "handoff": {
-            "transport": {"type": "board", "config": {"board": board, "inner": transport, "options": options}},
-            "verify": True,
-            "staging_bytes": STAGING * largest_chunk_bytes(kv.LAYOUT, kv.CHUNK),
-            **TIMES,
-        },
-        "prefill": senders,
-        "pools": [
-            {
-                "name": "nodes",
-                "engine": engine,
-                "landings": LANDINGS,
-                "nodes": [{"name": NODE, "port": ports[2], "control_port": ports[4]}],
-            }
-        ],
-        "policy": {"type": "round_robin"},
-    }
