@@ -88,7 +88,7 @@ class LogprobFormat:
     def _name(self, token_id: int) -> str:
         if self._ids_for_text:
             return f"token_id:{token_id}"
-        name = self._plain([token_id])
+        name = self._text.token_text(token_id)
         return self._completed(token_id) if name.endswith(LOST) else name
 
     def _completed(self, token_id: int) -> str:
@@ -98,7 +98,7 @@ class LogprobFormat:
             whole = self._plain([*before, token_id])
             if whole.endswith(LOST):
                 continue
-            while before and self._plain(before[-1:]).endswith(LOST):
+            while before and self._text.token_text(before[-1]).endswith(LOST):
                 before.pop()
             return whole.removeprefix(self._plain(before))
         return ""

@@ -43,6 +43,7 @@ class TextDecoder:
         self._tokenizer = tokenizer
         self._special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
         decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
         self._convert: Callable[[str], bytes] | None = None
         self._strip = strips_space(decoder)
@@ -56,6 +57,13 @@ class TextDecoder:
         known = self._bytes.get(token_id)
         if known is None:
             known = self._bytes[token_id] = self._look_up(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself; U+FFFD for what is no whole character."""
+        known = self._texts.get(token_id)
+        if known is None:
+            known = self._texts[token_id] = self.token_bytes(token_id).decode(errors="replace")
         return known
 
     def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
