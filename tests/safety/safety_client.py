@@ -19,8 +19,8 @@ class Asked:
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str, rng: random.Random, pause_s: float = 0.0) -> None:
-        self._prompt = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 140)))
-        self._tokens = rng.randint(1, 8)
+        self._prompt = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(1, 80)))
+        self._tokens = rng.randint(1, 6)
         self._stream = rng.random() < 0.5
         self._want = kv.answer(self._prompt, self._tokens)
         self._left = False

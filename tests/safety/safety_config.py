@@ -14,7 +14,8 @@ from pdhub.testing import toy
 SENDERS = ("sender-0", "sender-1")
 NODE, ROUTER = "node", "router"
 SLOTS, LANDINGS, STAGING = 2, 6, 8
-TIMES = {"claim_ttl_s": 1.0, "deadline_s": 1.0, "ready_ttl_s": 1.0, "fence_within_s": 5.0}
+LIMIT_S = 2.0
+TIMES = {"claim_ttl_s": LIMIT_S, "deadline_s": LIMIT_S, "ready_ttl_s": LIMIT_S, "fence_within_s": 10.0}
 OPTIONS = {name: {"warm_bytes": LANDINGS * kv.LAYOUT.landing_bytes(kv.CAPACITY)} for name in ("shm", "tcp")}
 """Memory of no more than all landings is kept for use again, so that it is used again at once."""
 
@@ -45,10 +46,10 @@ def configuration(transport: str, options: dict[str, Any], ports: list[int], dir
             "port": ports[3],
             "retries": 0,
             "connect_timeout_s": 0.5,
-            "first_byte_timeout_s": 3.0,
-            "idle_timeout_s": 2.0,
-            "probe_interval_s": 0.3,
-            "probe_timeout_s": 1.0,
+            "first_byte_timeout_s": 5.0,
+            "idle_timeout_s": 4.0,
+            "probe_interval_s": 1.0,
+            "probe_timeout_s": 2.0,
             "breaker_open_s": 0.1,
         },
         "handoff": {

@@ -15,12 +15,12 @@ from pdhub.api import GroupKind, KVGroup, KVLayout
 
 LAYERS: Final = 4
 BLOCK: Final = 4
-ENTRY: Final = 1024
+ENTRY: Final = 512
 """Bytes of one token in one layer: large enough that a write takes a while."""
 
 CHUNK: Final = 16
 CONTEXT: Final = 256
-CAPACITY: Final = 160
+CAPACITY: Final = 96
 """Tokens of a landing. All are alike, so that one's memory is soon another's."""
 
 UNTOUCHED: Final = 0xA5

@@ -140,7 +140,7 @@ class World:
         began = time.monotonic()
         while not await what():
             assert time.monotonic() < began + within_s, f"not within {within_s:g} s: {why}\n{self.logs()}"
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.04)
         return time.monotonic() - began
 
     def logs(self) -> str:
