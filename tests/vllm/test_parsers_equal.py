@@ -139,8 +139,6 @@ def _refused(name: str) -> bool:
 def _compared(tree, url: str, letter: str, asked: str, stream: bool, *, usage: bool = True) -> list[str]:
     members = {k: v for k, v in ASKED[asked].items() if k != "stream_options" or stream}
     body = scripted.asking(letter, stream=stream, **members)
-    if stream and "stop" in body:
-        return _stopped(tree, url, body, f"{letter} {asked}")
     told: list[str] = []
     for _ in range(5 if stream else 1):
         # What vLLM makes of two tokens that come at once is not always what it makes of one after the other: which
@@ -154,7 +152,8 @@ def _compared(tree, url: str, letter: str, asked: str, stream: bool, *, usage: b
 def _stopped(tree, url: str, body: dict[str, Any], name: str) -> list[str]:
     """With stop strings vLLM's streams hold back text, but not the tokens by which it knows where reasoning ends, and
     show marks. The answer that is not streamed says what is right."""
-    status, text = post(tree.single.url + CHAT, {**body, "stream": False})
+    whole = {name: value for name, value in body.items() if name != "stream_options"}
+    status, text = post(tree.single.url + CHAT, {**whole, "stream": False})
     assert status == 200, text
     (choice,) = json.loads(text)["choices"]
     answer = send(url + CHAT, json.dumps(body).encode(), tree.via(NODES))
@@ -176,6 +175,8 @@ def _stopped(tree, url: str, body: dict[str, Any], name: str) -> list[str]:
 
 def _differences(tree, url: str, path: str, body: dict[str, Any], name: str, *, usage: bool = True) -> list[str]:
     data = json.dumps(body).encode()
+    if path == CHAT and body.get("stream") and body.get("stop"):
+        return _stopped(tree, url, body, name)
     direct = send(tree.single.url + path, data)
     routed = send(url + path, data, tree.via(NODES))
     told = f"{name}{' (stream)' if body.get('stream') else ''}"

@@ -107,8 +107,6 @@ class Answer:
                 self._pieces.token(self._held, self._decoded)
             self._held = None
         shown = self._let_go()
-        if not self.ending:
-            shown += self._cut(self._stream.flush())
         if self.ending:
             return shown
         if item.completion_tokens != self.count:

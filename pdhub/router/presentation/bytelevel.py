@@ -16,6 +16,7 @@ def _byte_of_character() -> dict[str, int]:
     return table
 
 
+LOST: Final = "\ufffd"
 _BYTES: Final = _byte_of_character()
 
 
@@ -28,17 +29,33 @@ def bytelevel_bytes(token: str) -> bytes:
 
 
 class ByteLevelStream:
-    """Bytes through an incremental UTF-8 decoder."""
+    """Bytes through an incremental UTF-8 decoder.
 
-    __slots__ = ("_bytes", "_decode", "_hidden")
+    Text waits while it ends with an unfinished character, or with bytes that are none: as in vLLM it is shown with what
+    follows it, and not at all if nothing does.
+    """
+
+    __slots__ = ("_bytes", "_decoder", "_held", "_hidden")
 
     def __init__(self, token_bytes: Callable[[int], bytes], hidden: frozenset[int]) -> None:
         self._bytes = token_bytes
         self._hidden = hidden
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held: str | None = None
 
     def push(self, token_id: int) -> str:
-        return "" if token_id in self._hidden else self._decode(self._bytes(token_id))
+        if token_id in self._hidden:
+            return ""
+        data = self._bytes(token_id)
+        if self._held is None and data.isascii():
+            return data.decode()
+        text = (self._held or "") + self._decoder.decode(data)
+        if text.endswith(LOST) or self._decoder.getstate()[0]:
+            self._held = text
+            return ""
+        self._held = None
+        return text
 
-    def flush(self) -> str:
-        return self._decode(b"", True)
+    def settle(self) -> None:
+        if self._held is not None:
+            self._held = ""

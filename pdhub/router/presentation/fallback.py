@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from pdhub.router.presentation.bytelevel import LOST
+
 SPACE: Final = "▁"
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _COMMON: Final = [
@@ -39,8 +41,9 @@ def fallback_bytes(token: str) -> bytes:
 class FallbackStream:
     """Text tokens as they are, byte tokens gathered to characters.
 
-    A character is shown as soon as it is whole. Bytes that make none become one U+FFFD each. (The library gives up a
-    whole run of byte tokens for one bad byte in it; a stream cannot, for it has already shown the characters before.)
+    A character is shown as soon as it is whole. Bytes that make none become one U+FFFD each, with the text behind them;
+    without any they are not shown. (The library gives up a whole run of byte tokens for one bad byte in it; a stream
+    cannot, for it has already shown the characters before.)
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class FallbackStream:
         self._hidden = hidden
         self._strip = strip
         self._run = b""
+        self._held = ""
 
     def push(self, token_id: int) -> str:
         if token_id in self._hidden:
@@ -63,11 +67,19 @@ class FallbackStream:
         piece = self._bytes(token_id)
         if len(piece) == 1 and _BYTE.fullmatch(self._token_of(token_id) or ""):
             self._run += piece
-            return self._stripped(self._characters())
-        return self._stripped(self._lost() + piece.decode())
+            return self._shown(self._characters())
+        return self._shown(self._lost() + piece.decode())
 
-    def flush(self) -> str:
-        return self._stripped(self._lost())
+    def settle(self) -> None:
+        self._held = ""
+
+    def _shown(self, text: str) -> str:
+        text = self._held + text
+        if text.endswith(LOST) or self._run:
+            self._held = text
+            return ""
+        self._held = ""
+        return self._stripped(text)
 
     def _characters(self) -> str:
         shown = ""
@@ -77,14 +89,14 @@ class FallbackStream:
             except UnicodeDecodeError as error:
                 if error.end == len(self._run) and error.reason == "unexpected end of data":
                     return shown
-                shown += "\ufffd"
+                shown += LOST
                 self._run = self._run[1:]
             else:
                 self._run = b""
         return shown
 
     def _lost(self) -> str:
-        lost, self._run = "\ufffd" * len(self._run), b""
+        lost, self._run = LOST * len(self._run), b""
         return lost
 
     def _stripped(self, text: str) -> str:

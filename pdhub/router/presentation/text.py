@@ -1,8 +1,8 @@
 """Token ids to text, piece by piece. Uses the ``tokenizers`` library only.
 
 Most models decode a token to the same bytes wherever it stands. For those a table of bytes and an incremental UTF-8
-decoder are exact: a character is shown when its last byte came, and a byte that fits no character becomes U+FFFD at
-the moment when that is certain. The two families that this covers are byte-level BPE (Llama 3, Qwen, SmolLM2 …) and
+decoder are exact: a character is shown when its last byte came, and a byte that fits no character becomes U+FFFD as
+soon as a character follows. The two families that this covers are byte-level BPE (Llama 3, Qwen, SmolLM2 …) and
 sentencepiece with byte fallback (Llama 2, Mistral, Gemma …). Everything else goes through
 :class:`~pdhub.router.presentation.window.WindowStream`, which decodes a short window again and again.
 
@@ -27,13 +27,13 @@ CONTEXT: Final = 5
 
 
 class TextStream(Protocol):
-    """One answer's text. The pieces, concatenated, are the whole text, however it is cut."""
+    """One answer's text, piece by piece. What is left of an unfinished character at the end is no text, as in vLLM."""
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this token; often empty."""
 
-    def flush(self) -> str:
-        """What is left of an unfinished character, as U+FFFD. Called once, last."""
+    def settle(self) -> None:
+        """What came so far is not this answer's: none of its text is to be shown."""
 
 
 class TextDecoder:
@@ -78,12 +78,13 @@ class TextDecoder:
             stream = FallbackStream(self._tokenizer.id_to_token, self.token_bytes, hidden, strip=self._strip)
         for token_id in after[-CONTEXT:]:
             stream.push(token_id)
+        stream.settle()
         return stream
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> str:
         """The whole text at once; what a stream's pieces add up to."""
         stream = self.stream(skip_special_tokens=skip_special_tokens, after=after)
-        return "".join([stream.push(i) for i in ids]) + stream.flush()
+        return "".join([stream.push(i) for i in ids])
 
     def _look_up(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)

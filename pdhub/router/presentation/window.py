@@ -22,21 +22,18 @@ class WindowStream:
         if token_id in self._hidden:
             return ""
         self._ids.append(token_id)
-        return self._show(final=False)
-
-    def flush(self) -> str:
-        return self._show(final=True)
-
-    def _show(self, *, final: bool) -> str:
         text = self._decode(self._ids)
         held = len(self._ids) - self._shown
-        if not final and held < MAX_HELD and (text.endswith("\ufffd") or len(text) <= len(self._prefix)):
+        if held < MAX_HELD and (text.endswith("\ufffd") or len(text) <= len(self._prefix)):
             return ""
         piece = text[len(self._prefix) :]
         self._ids = self._ids[self._shown :]
         self._shown = len(self._ids)
         self._prefix = self._decode(self._ids)
         return piece
+
+    def settle(self) -> None:
+        """Nothing to do: what is not shown yet has no whole character."""
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False)) if ids else ""

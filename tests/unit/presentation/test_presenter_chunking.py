@@ -71,7 +71,7 @@ def test_the_answer_is_that_of_a_whole_decode(bytelevel, words, data):
     read = answer(presenter, engine(ids, body, cuts=cuts))
     found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
     if not found:
-        assert (read.text, read.finish, read.stop_reason) == (text, ["length"], None)
+        assert (read.text, read.finish, read.stop_reason) == (text.rstrip("\ufffd"), ["length"], None)
         return
     end, _, stop = min(found)
     assert read.text == text[: end if include else end - len(stop)]
