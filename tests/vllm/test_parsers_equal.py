@@ -33,6 +33,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "cut": {"tools": LOOSE, "max_tokens": 4},
     "specials": {"tools": LOOSE, "skip_special_tokens": False},
     "stop": {"tools": LOOSE, "stop": ["STOP", "Köln", "answer"]},
+    "stop-order": {"stop": ["42", "is 42", " ends", "not here"]},
     "stop-kept": {"stop": ["STOP", "at all"], "include_stop_str_in_output": True},
     "stop-id": {"stop_token_ids": [70, 71, 268, 272]},
     "usage": {"tools": LOOSE, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},

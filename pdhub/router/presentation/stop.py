@@ -8,9 +8,9 @@ from collections.abc import Sequence
 class StopMatcher:
     """Looks for several strings at once, in time linear in the text.
 
-    The match that is complete first wins; of two that end together the longer one. So the result depends on the
-    text alone. For each stop string it remembers how many of its characters the text ends with (the state of a
-    Knuth-Morris-Pratt automaton); the largest of these is what must be held back.
+    The match that is complete first wins; of two that end together the one that was named first, as in vLLM. So the
+    result depends on the text alone. For each stop string it remembers how many of its characters the text ends with
+    (the state of a Knuth-Morris-Pratt automaton); the largest of these is what must be held back.
 
     Args:
         stops: the strings, none empty.
@@ -18,7 +18,7 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = [(stop, _borders(stop)) for stop in sorted(set(stops), key=lambda s: (-len(s), s))]
+        self._stops = [(stop, _borders(stop)) for stop in dict.fromkeys(stops)]
         self._states = [0] * len(self._stops)
         self._include = include
         self._firsts = {stop[0] for stop in stops}
@@ -51,7 +51,7 @@ class StopMatcher:
         return held
 
     def _advance(self, character: str) -> str | None:
-        """One step of every automaton; the longest stop string that is complete now."""
+        """One step of every automaton; the first stop string that is complete now."""
         complete = None
         for i, (stop, borders) in enumerate(self._stops):
             state = self._states[i]

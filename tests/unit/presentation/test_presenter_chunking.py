@@ -69,7 +69,7 @@ def test_the_answer_is_that_of_a_whole_decode(bytelevel, words, data):
     body = {"stop": stops, "include_stop_str_in_output": include, "stream": data.draw(st.booleans())}
     presenter = present(bytelevel, body)
     read = answer(presenter, engine(ids, body, cuts=cuts))
-    found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    found = [(text.find(stop) + len(stop), place, stop) for place, stop in enumerate(stops) if stop in text]
     if not found:
         assert (read.text, read.finish, read.stop_reason) == (text.rstrip("\ufffd"), ["length"], None)
         return
