@@ -80,9 +80,10 @@ def differs(region: memoryview, transfer_id: str, prompt: Sequence[int]) -> str:
 def foreign(region: memoryview, transfer_id: str) -> str:
     """Where a landing holds another transfer's bytes; empty if it does not.
 
-    Any part of the own KV may be missing. One wrong byte is not another's: a test may turn a bit on purpose.
+    Any part of the own KV may be missing. One wrong byte is not another's: a test may turn a bit on purpose. What is
+    looked at is a copy, because a fenced landing's writer may still write into it.
     """
-    marks = np.frombuffer(region, np.uint8).reshape(-1, _UNIT.itemsize)[:, :8]
+    marks = np.array(region, np.uint8).reshape(-1, _UNIT.itemsize)[:, :8]
     mine = np.frombuffer(_transfer_mark(transfer_id).to_bytes(8, "little"), np.uint8)
     strange = (marks != mine) & (marks != UNTOUCHED) & (marks != 0)
     wrong = np.flatnonzero(strange.sum(axis=1) >= 2)
