@@ -21,7 +21,9 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from safety_results import keep
 from safety_run import Run
 from safety_trials import STATES, Result
 
@@ -36,7 +38,7 @@ def main() -> int:
     parser.add_argument("--trees", type=int, default=2, help="at once, of each transport")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first trial, to repeat one")
-    parser.add_argument("--out", type=Path, help="JSON")
+    parser.add_argument("--out", type=Path, help="JSON; the run is added to it")
     args = parser.parse_args()
     transports = args.transports.split(",")
     began, commit, done = time.monotonic(), _commit(), 0
@@ -46,15 +48,16 @@ def main() -> int:
         done += 1
         if result.wrong or done % 50 == 0:
             print(f"{done} trials; {result.seed}: {result.fault} {result.wrong}", file=sys.stderr, flush=True)
-            keep()
+            if args.out is not None:
+                keep(args.out, document())
 
     run = Run(
         transports, args.states.split(","), -(-args.trials // len(transports)),
         base=args.seed, first=args.first, trees=args.trees, told=told,
     )  # fmt: skip
 
-    def keep() -> str:
-        document = {
+    def document() -> dict[str, Any]:
+        return {
             "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
             "commit": commit,
             "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
@@ -64,13 +67,11 @@ def main() -> int:
             "wrong": run.wrong,
             "states": run.table(),
         }
-        text = json.dumps(document, indent=1)
-        if args.out is not None:
-            args.out.write_text(text + "\n")
-        return text
 
     asyncio.run(run.run())
-    print(keep())
+    if args.out is not None:
+        keep(args.out, document())
+    print(json.dumps(document(), indent=1))
     return 1 if run.wrong else 0
 
 
