@@ -183,13 +183,21 @@ def _differences(tree, url: str, path: str, body: dict[str, Any], name: str, *, 
     told = f"{name}{' (stream)' if body.get('stream') else ''}"
     if direct[0] != 200 or routed[0] != 200:
         return [f"{told}: {direct[0]} {direct[1][:300]} | {routed[0]} {routed[1][:300]}"]
-    pair = [normal(*answer, bool(body.get("stream"))) for answer in (direct, routed)]
+    pair = [_spoken(normal(*answer, bool(body.get("stream")))) for answer in (direct, routed)]
     if not usage:
         pair = [_without(answer, "completion_tokens_details") for answer in pair]
     if body.get("return_tokens_as_token_ids"):
         # vLLM counts the characters of `token_id:N` there; in the text these offsets are nowhere
         pair = [_without(answer, "text_offset") for answer in pair]
     return [f"{told}: {line}" for line in differences(*pair)]
+
+
+def _spoken(answer: dict[str, Any]) -> dict[str, Any]:
+    """An empty text in a stream says as much as none."""
+    for choice in answer["choices"].values() if "choices" in answer else ():
+        if "delta" in choice:
+            choice["delta"] = {name: value for name, value in choice["delta"].items() if value != ""}
+    return answer
 
 
 def _without(value: Any, member: str) -> Any:
