@@ -115,6 +115,11 @@ class Stage:
         self._until(lambda: asked.pieces >= 3, f"tokens come: {asked}")
         return asked
 
+    def until_with_decode(self, count: int) -> None:
+        """So many requests are at the node, and none is at the prefill instance."""
+        self._until(lambda: self.legs(self.node.name) == count, "decode legs are under way")
+        self._until(lambda: self.legs(self.prefill.name) == 0, "prefill has answered")
+
     def kill(self, server: Server) -> float:
         """SIGKILL to both processes of a server, as the kernel or a container's end does it. Returns the moment."""
         for pid in self.pids[server.name]:
@@ -165,21 +170,29 @@ class Watch:
             assert seconds <= within_s + lag, f"{fault}: {asked.seen()} after {seconds:.1f} s (lag {lag:.1f} s)"
 
     def settle(
-        self, since: float, killed: Server | None = None, within_s: float = IDLE_S, keeps: Server | None = None
+        self,
+        since: float,
+        killed: Server | None = None,
+        within_s: float = IDLE_S,
+        keeps: Server | None = None,
+        may_keep: Server | None = None,
     ) -> Outcome:
         """Wait for idle gauges and, after a kill, for the restart; then ask the next ones. Adds rows to the table.
 
         Args:
-            within_s: of the gauges. keeps: a server that never lets go of what it holds: it is restarted.
+            within_s: of the gauges. keeps: a server that never lets go of what it holds: it is restarted. may_keep: one
+                that does so if it was quick to take it.
         """
         world, stage = self._stage.world, self._stage
         for server in (stage.node, stage.prefill, world.single):
-            if server not in (killed, keeps):
+            if server not in (killed, keeps, may_keep):
                 server.wait_idle(max(1.0, since + within_s - time.monotonic()))
+        if (holder := keeps or may_keep) is not None:
+            wait_for(lambda: time.monotonic() > since + within_s or holder.idle(), within_s + 1, lambda: "")
+            assert keeps is None or not keeps.idle(), f"{keeps.name} lets go of it after all: say so in docs/vllm.md"
+            keeps = None if holder.idle() else holder
         gauges_s = time.monotonic() - since
         if keeps is not None:
-            wait_for(lambda: time.monotonic() > since + within_s or keeps.idle(), within_s + 1, lambda: "")
-            assert not keeps.idle(), f"{keeps.name} lets go of it after all: say so in docs/vllm.md"
             gauges_s = math.inf
             stage.kill(keeps)
             wait_for(lambda: not _gone(keeps), 300, lambda: f"{keeps.name} has not come back\n{world.log()}")

@@ -65,6 +65,7 @@ def test_decode_is_killed_while_it_streams(stage):
     watch = Watch(stage)
     whole = stage.ask(tokens=1500)
     streamed = stage.streaming()
+    stage.until_with_decode(2)
     with stage.in_prefill(1) as (computed, prefill):
         killed = stage.kill(stage.node)
         watch.saw("decode killed while streaming", streamed, killed)
