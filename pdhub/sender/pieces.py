@@ -16,8 +16,8 @@ log = logging.getLogger("pdhub.sender")
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """One staged chunk: the writes numbered in ``open`` are not final. ``dirty``: one failed, so that the slot may
-    still be read."""
+    """One staged chunk: the writes numbered in ``open`` are not final. ``dirty``: one failed or was aborted, so that
+    the slot may still be read; of an abort that is only so if the transport is wrong."""
 
     slot: Slot
     open: set[int]
@@ -26,8 +26,8 @@ class _Piece:
 
 
 class Pieces:
-    """Posts writes and frees each slot exactly when nothing can read it any more: done, aborted, or failed with
-    the peer closed.
+    """Posts writes and frees each slot exactly when nothing can read it any more: done, or failed or aborted with the
+    peer closed.
 
     Args:
         peer: of this session alone, so that closing it harms no other.
@@ -99,7 +99,7 @@ class Pieces:
         return proven
 
     def close(self) -> None:
-        """Close the peer; slots of failed writes become free. Idempotent."""
+        """Close the peer; slots of failed and aborted writes become free. Idempotent."""
         try:
             self._peer.close()
         finally:
@@ -114,7 +114,7 @@ class Pieces:
                 return  # a transport that says done twice must not free a slot that its other write still reads
             piece.open.discard(number)
             failed = transfer.state is TransferState.FAILED
-            piece.dirty |= failed
+            piece.dirty |= transfer.state is not TransferState.DONE
             self._settle(piece)
         if failed:
             self._on_failed(transfer.error)

@@ -176,6 +176,23 @@ def test_what_cannot_be_aborted_is_left_unproven_and_its_slot_is_kept_until_the_
     assert len(node.got(Leave)) == 1
 
 
+def test_the_slot_of_an_aborted_write_is_kept_until_the_peer_closed(
+    layout: KVLayout, node: FakeNode, make_sender: Make, transport: HeldTransport
+) -> None:
+    """A transport whose abort is not true would otherwise send another request's bytes from it."""
+    transport.held.add(node.transport)
+    sender = make_sender()
+    session = sender.join(node.params(), 16)
+    session.send(chunks(layout, 16, 8)[0])
+    free_at_close: list[int] = []
+    peer = transport.peers[0]
+    close = peer.close
+    peer.close = lambda: (free_at_close.append(sender.stats().slots_free), close())  # type: ignore[method-assign]
+    session.fail("client left")
+    assert free_at_close == [sender.stats().slots - 1]
+    assert sender.stats().slots_free == sender.stats().slots
+
+
 def test_a_failed_write_fails_the_session_and_leaves(
     layout: KVLayout, node: FakeNode, make_sender: Make, transport: HeldTransport
 ) -> None:
