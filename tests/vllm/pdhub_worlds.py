@@ -39,14 +39,14 @@ MOONCAKE = {"type": "mooncake", "config": {"protocol": "tcp"}}
 
 TREES = {
     "mixed": Tree("tiny", ("pull", "whole"), {"type": "shm"}, shared="pull"),
-    "tcp": Tree("tiny", ("whole",), {"type": "tcp"}),
-    "nixl": Tree("tiny", ("whole",), {"type": "nixl"}),
-    "mooncake": Tree("tiny", ("whole",), MOONCAKE),
+    "tcp": Tree("tiny", ("whole",), {"type": "tcp"}, full=True),
+    "nixl": Tree("tiny", ("whole",), {"type": "nixl"}, full=True),
+    "mooncake": Tree("tiny", ("whole",), MOONCAKE, full=True),
     "latent": Tree("mla", ("whole",), {"type": "shm"}, chunk=2048),
     "latent-tcp": Tree("mla", ("whole",), {"type": "tcp"}, chunk=2048, full=True),
     "latent-nixl": Tree("mla", ("whole",), {"type": "nixl"}, chunk=2048, full=True),
     "latent-mooncake": Tree("mla", ("whole",), MOONCAKE, chunk=2048, full=True),
-    "smol": Tree("smol", ("whole",), {"type": "shm"}, chunk=256),
+    "smol": Tree("smol", ("whole",), {"type": "shm"}, chunk=256, full=True),
     "smol-tcp": Tree("smol", ("whole",), {"type": "tcp"}, chunk=256, full=True),
     "smol-nixl": Tree("smol", ("whole",), {"type": "nixl"}, chunk=256, full=True),
     "smol-mooncake": Tree("smol", ("whole",), MOONCAKE, chunk=256, full=True),

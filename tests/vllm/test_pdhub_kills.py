@@ -1,6 +1,6 @@
 """vLLM as prefill, or the node, is killed at every state of a lease: who waits is told, nothing is held, all goes on.
 
-The normal selection kills once a state; `make test-vllm-full` both of them three times.
+The normal selection kills twice; `make test-vllm-full` both of them three times a state.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.timeout(1800)
 
 NEXT = 6
 TOLD_S, COMPUTED_S = 5.0, 20.0
-IN_CI = {"claimed": "node", "writing": "prefill", "ready": "prefill", "decoding": "node", "quarantined": "prefill"}
-"""Who is killed in the normal selection."""
+IN_CI = {"writing": "prefill", "decoding": "node"}
+"""Who is killed in the normal selection: each start of vLLM takes half a minute."""
 
 
 @pytest.fixture(scope="module", params=["shm", "tcp"])
@@ -49,7 +49,7 @@ def tree(request, model, vllm, tmp_path_factory, full):
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("victim", ["node", "prefill"])
 def test_killed(tree, full, victim, state):
-    if not full and IN_CI[state] != victim:
+    if not full and IN_CI.get(state) != victim:
         pytest.skip("only in the full run")
     found = [_kill(tree, victim, state) for _ in range(3 if full else 1)]
     seen = sorted({text for texts, _, _ in found for text in texts})
