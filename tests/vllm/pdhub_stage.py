@@ -21,6 +21,9 @@ TOKENS = 8
 DECODED = 300
 """Tokens of a stream that is still running when everything has been looked at."""
 
+TRIES = 30
+"""A prompt's writes take a third of a second on an idle machine: they may have ended when vLLM is stopped."""
+
 STATES = ("claimed", "writing", "ready", "decoding", "quarantined")
 
 
@@ -60,10 +63,19 @@ class LeaseStage:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[list[Asking], Frozen | None]]:
-        asked = self._ask_two(LONG)
-        self._until(lambda: bool(self.leases().get("writing")), "writing")
-        with Frozen(self.pids[self.prefill.name][1]) as frozen:
-            yield asked, frozen
+        for _ in range(TRIES):
+            asked = self._ask_two(LONG)
+            self._until(
+                lambda asked=asked: bool(self.leases().get("writing")) or all(one.ended for one in asked),  # type: ignore[misc]
+                "writing",
+            )
+            with Frozen(self.pids[self.prefill.name][1]) as frozen:
+                if self.leases().get("writing"):
+                    yield asked, frozen
+                    return
+            for one in asked:
+                one.join(60)
+        raise AssertionError(f"{TRIES} times the writes had ended before vLLM was stopped\n{self.world.log()}")
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[tuple[list[Asking], Frozen | None]]:
