@@ -132,9 +132,8 @@ class NodeServer:
         )
         await control.start()
         app = make_app(receiver, self._info, verify=handoff.verify, connections=lambda: control.connections)
-        http = HttpServer(app, self._node.host, self._node.port, f"node {name}")
-        await http.start()
-        self._http = http
+        self._http = HttpServer(app, self._node.host, self._node.port, f"node {name}")
+        await self._http.start()
         log.info("%s: %s serves at %s, senders at %s:%d", name, resolved.spec.name, self.url, *self.control)
 
     def _info(self) -> NodeInfo:

@@ -137,6 +137,7 @@ class RouterServer:
             await self.context.parsing.start()
             await self._http.start()
         except BaseException:
+            await self._http.stop()
             await self.context.parsing.close()
             await self.context.caches.close()
             await self._upstream.close()

@@ -1,5 +1,6 @@
 """``run``: a node by its name, until a signal."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from node_world import plan_for
 
 from pdhub.api import ConfigError
 from pdhub.node import main
+from pdhub.wire.server import HttpServer
 
 pytestmark = pytest.mark.integration
 
@@ -39,6 +41,24 @@ def test_run_serves_until_a_signal(monkeypatch):
     assert main.run("any.yaml", "fast-0") == 0
     visitor.join()
     assert seen == [b'{"status":"ok"}']
+
+
+def test_a_signal_while_it_starts_closes_what_listens(monkeypatch):
+    ports = []
+    start = HttpServer.start
+
+    async def cut_off(self):
+        await start(self)
+        ports.append(self.port)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(main, "load_plan", lambda path, overrides: plan_for())
+    monkeypatch.setattr(main, "_run_loop", asyncio.run)  # uvloop would wait for ever at its end if something listened
+    monkeypatch.setattr(HttpServer, "start", cut_off)
+    assert main.run("any.yaml", "fast-0") == 0
+    with socket.socket() as client, pytest.raises(ConnectionRefusedError):
+        client.connect(("127.0.0.1", ports[0]))
 
 
 def test_an_unknown_name_lists_the_known_ones(monkeypatch):
