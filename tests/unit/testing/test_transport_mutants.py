@@ -45,7 +45,7 @@ RULES = {
     "T30": [(m.NeedsGoodbye, "could not be fenced")],
     "T31": [(m.IgnoresDeath, "ended as posted"), (m.faulty(vanish_after=0), "ended as posted")],
     "T32": [(m.NamedSegments, "left in /dev/shm")],
-    "T33": [(m.FencesEverything, "another writer's write ended as failed")],
+    "T33": [(m.FencesEverything, "another writer's write ended as")],
     "T40": [(m.faulty(duplicate_done=1), "44 calls")],
     "T41": [(m.CallbackUnderLock, "on_done did not happen")],
     "T42": [(m.TimeoutStops, "timeout stopped")],
