@@ -7,9 +7,10 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pdhub.api import PluginError, Region
+from pdhub.api import Region
 from pdhub.onesided.memory import _numbers
 from pdhub.onesided.native import Native
+from pdhub.onesided.tensors import import_torch, region_bytes
 from pdhub.transports.memory import rounded
 
 log = logging.getLogger("pdhub.onesided")
@@ -61,7 +62,7 @@ class DeviceStock:
     def take(self, nbytes: int, device: str) -> DeviceMemory:
         """Raises MemoryError if there is none, ValueError if there is no such device."""
         size = rounded(nbytes)
-        torch = _torch()
+        torch = import_torch()
         device = _full_name(torch, device)
         with self._lock:
             fits = [memory for memory in self._warm if memory.device == device and memory.nbytes == size]
@@ -129,21 +130,7 @@ class DeviceStock:
 
 def host_copy(region: Region) -> memoryview:
     """A region's bytes in host memory."""
-    torch = _torch()
-    return memoryview(torch.as_tensor(_Foreign(region), device=region.device).cpu().numpy())
-
-
-class _Foreign:
-    """Device memory that torch did not hand out itself, as torch can look at it."""
-
-    def __init__(self, region: Region) -> None:
-        self.region = region
-        self.__cuda_array_interface__ = {
-            "shape": (region.nbytes,),
-            "typestr": "|u1",
-            "data": (region.address, False),
-            "version": 3,
-        }
+    return memoryview(region_bytes(region).cpu().numpy())
 
 
 def _full_name(torch: Any, device: str) -> str:
@@ -155,11 +142,3 @@ def _full_name(torch: Any, device: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"{device} cannot be used: {error}") from error
     return name
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise PluginError("device memory needs torch", hint="pip install torch, or use device cpu") from error
-    return torch

@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 import torch
-from pdhub_transformers.landings import region_bytes
 from pdhub_transformers.latent import LatentRow
 from pdhub_transformers.rows import Storage
 from pdhub_transformers.runtime import TransformersEngine
@@ -24,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from pdhub.api import Handoff, Landing
 from pdhub.config.build import load_plan
 from pdhub.node.decode import NodeServer
+from pdhub.onesided import region_bytes
 
 KV = dict[str, Tensor]
 """What a layer's cache holds, by layer and kind: keys and values ``[head, token, dim]``, or latents and rotated keys

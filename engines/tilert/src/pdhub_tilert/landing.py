@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pdhub.api import KVLayout, Region, TransferFailed, Transport
+from pdhub.api import KVLayout, Transport
 from pdhub_tilert.planes import KI, KV, PE, place_of
 from pdhub_tilert.profiles import KI_PAGE_BYTES, PAGE
 
@@ -22,28 +22,6 @@ def devices(transport: Transport, shards: int) -> tuple[str, ...]:
     except ValueError:
         return ("cpu",) * shards
     return tuple(f"cuda:{shard % count}" for shard in range(shards))
-
-
-def region_bytes(region: Region) -> Tensor:
-    """A region's bytes, uint8; a view. Raises TransferFailed if they can be read neither here nor on a CUDA device."""
-    if region.view is not None:
-        return torch.frombuffer(region.view, dtype=torch.uint8, count=region.nbytes)
-    if not region.device.startswith("cuda"):
-        raise TransferFailed(f"a landing in {region.device} memory cannot be read")
-    return torch.as_tensor(_Foreign(region), device=region.device)
-
-
-class _Foreign:
-    """Memory that torch did not hand out itself; it keeps the region alive."""
-
-    def __init__(self, region: Region) -> None:
-        self._region = region
-        self.__cuda_array_interface__ = {
-            "shape": (region.nbytes,),
-            "typestr": "|u1",
-            "data": (region.address, False),
-            "version": 3,
-        }
 
 
 class Planes:

@@ -34,13 +34,14 @@ from pdhub.api import (
     TransferFailed,
     model_identity,
 )
+from pdhub.onesided import region_bytes
 from pdhub_tilert import loading
 from pdhub_tilert.abilities import of_node
 from pdhub_tilert.answer import Answer
 from pdhub_tilert.asked import refuse, sampling_of
 from pdhub_tilert.config import TileRTNodeConfig
 from pdhub_tilert.injection import Layer, convert
-from pdhub_tilert.landing import Planes, devices, region_bytes
+from pdhub_tilert.landing import Planes, devices
 from pdhub_tilert.loading import TileRT
 from pdhub_tilert.planes import layouts, rounded
 from pdhub_tilert.profiles import layers

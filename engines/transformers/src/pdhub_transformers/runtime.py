@@ -30,9 +30,10 @@ from pdhub.api import (
     TokenChunk,
     TransferFailed,
 )
+from pdhub.onesided import region_bytes
 from pdhub_transformers.abilities import CANCEL_WITHIN_S, FEATURES, MAX_LOGPROBS
 from pdhub_transformers.config import TransformersConfig
-from pdhub_transformers.landings import landing_device, region_bytes
+from pdhub_transformers.landings import landing_device
 from pdhub_transformers.model import LoadedModel, load_model
 from pdhub_transformers.rows import Row, Storage
 from pdhub_transformers.sampling import GREEDY_BELOW, Sampler, validate
