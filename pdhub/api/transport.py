@@ -16,7 +16,7 @@ What every transport must keep (the kit ``pdhub.testing.TransportConformance`` p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -153,7 +153,28 @@ class Transport(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int, device: str = "cpu") -> Region:
-        """Memory that peers can be granted. The content is undefined. Raises ``MemoryError`` if there is none."""
+        """Memory that peers can be granted. The content is undefined. Raises ``MemoryError`` if there is none,
+        ``ValueError`` if this transport cannot use the device."""
+
+    def allocate_all(self, nbytes: int, devices: Iterable[str]) -> tuple[Region, ...]:
+        """One region of ``nbytes`` on each device, or none at all: raises what :meth:`allocate` raises."""
+        regions: list[Region] = []
+        try:
+            for device in devices:
+                regions.append(self.allocate(nbytes, device))
+        except (MemoryError, ValueError):
+            for region in regions:
+                self.unregister(region.id)
+            raise
+        return tuple(regions)
+
+    def reaches(self, device: str) -> bool:
+        """Whether landings can be allocated there."""
+        try:
+            self.unregister(self.allocate(1, device).id)
+        except ValueError:
+            return False
+        return True
 
     @abstractmethod
     def register(self, region: Region) -> Region:

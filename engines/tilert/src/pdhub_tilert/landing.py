@@ -15,11 +15,7 @@ from pdhub_tilert.profiles import KI_PAGE_BYTES, PAGE
 def devices(transport: Transport, shards: int) -> tuple[str, ...]:
     """Where each shard of a landing is allocated: on GPUs in turn if there are any and the transport reaches them."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not count:
-        return ("cpu",) * shards
-    try:
-        transport.unregister(transport.allocate(1, "cuda:0").id)
-    except ValueError:
+    if not count or not transport.reaches("cuda:0"):
         return ("cpu",) * shards
     return tuple(f"cuda:{shard % count}" for shard in range(shards))
 

@@ -183,16 +183,11 @@ class TileRTEngine(DecodeEngine):
             raise
 
     def _allocate(self, layout: KVLayout, tokens: int) -> tuple[Region, ...]:
-        """One region a shard, or none at all. Raises AdmissionRejected."""
-        transport, regions = self._context.transport, list[Region]()
+        """One region a shard. Raises AdmissionRejected."""
         try:
-            for device in self._devices:
-                regions.append(transport.allocate(layout.landing_bytes(tokens), device))
+            return self._context.transport.allocate_all(layout.landing_bytes(tokens), self._devices)
         except MemoryError as error:
-            for region in regions:
-                transport.unregister(region.id)
             raise AdmissionRejected("no memory for another landing") from error
-        return tuple(regions)
 
     def _running(self) -> tuple[TileRT, EngineInfo]:
         if self._tilert is None or self._info is None:

@@ -12,9 +12,4 @@ def landing_device(transport: Transport, device: torch.device) -> str:
     if device.type == "cpu":
         return "cpu"
     name = f"{device.type}:{device.index or 0}"
-    try:
-        probe = transport.allocate(1, name)
-    except ValueError:
-        return "cpu"
-    transport.unregister(probe.id)
-    return name
+    return name if transport.reaches(name) else "cpu"

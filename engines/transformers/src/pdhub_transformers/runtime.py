@@ -180,16 +180,12 @@ class TransformersEngine(DecodeEngine):
         self._model = None
 
     def _allocate(self, layout: KVLayout, tokens: int) -> tuple[Region, ...]:
-        """One region a shard, or none at all. Raises AdmissionRejected."""
-        transport, regions = self._context.transport, []
+        """One region a shard. Raises AdmissionRejected."""
+        devices = [self._landing_device] * layout.shards
         try:
-            for _ in range(layout.shards):
-                regions.append(transport.allocate(layout.landing_bytes(tokens), self._landing_device))
+            return self._context.transport.allocate_all(layout.landing_bytes(tokens), devices)
         except MemoryError as error:
-            for region in regions:
-                transport.unregister(region.id)
             raise AdmissionRejected("no memory for another landing") from error
-        return tuple(regions)
 
     def _running(self) -> tuple[LoadedModel, DecodeWorker]:
         if self._model is None or self._worker is None:
