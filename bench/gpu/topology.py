@@ -9,6 +9,9 @@ random weights. GPU 1: TileRT's stock decode server with its stub engine, and a 
 of them one router, policy ``slo``. Requests with a tight TPOT target must come from TileRT, all others from vLLM, in
 one batch. Results go to FOLDER/topology.json as they come; FOLDER gets the servers' logs too. Status 1 if anything was
 wrong.
+
+``--hosted``: TileRT's stub engine in `pdhub node`, filled by pdhub's own connector over NIXL, in place of TileRT's
+connector and decode server. Prefill computes prompts in chunks, and every byte is compared by digest.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ CONTEXT = 4096
 KV = "6G"
 """Of each vLLM: five times its eight longest requests. Given in bytes, because two servers that measure the free memory
 of one GPU at the same time disturb each other."""
+CHUNK = 512
+"""Tokens of a step of the vLLM servers beside a hosted node."""
 
 
 def document(model: Path, gpus: tuple[int, int], python: str = sys.executable) -> dict[str, Any]:
@@ -125,6 +130,30 @@ def document(model: Path, gpus: tuple[int, int], python: str = sys.executable) -
         ],
         "policy": {"type": "slo"},
     }
+
+
+def hosted(stock: dict[str, Any], python: Path) -> dict[str, Any]:
+    """The same with TileRT's engine in `pdhub node`.
+
+    Args:
+        stock: what :func:`document` returns. python: an interpreter that sees decode's GPU only; it runs the node.
+    """
+    prefill, (pool, native) = stock["prefill"][0]["engine"]["config"], stock["pools"]
+    for server in (prefill, native["engine"]["config"]):  # alike: answers of the two are compared
+        args = server["serve"]["args"]
+        args[args.index("--max-num-batched-tokens") + 1] = str(CHUNK)
+    prefill["pdhub_port"] = 5580
+    engine = {"profile": "dsv32", "max_seq_len": CONTEXT, "mtp": False, "engine": "stub", "python": str(python)}
+    pool |= {"engine": {"type": "tilert-node", "config": engine}, "landings": 3}
+    transport = {"type": "nixl", "config": {"devices": ["cpu", "cuda"], "device_warm_bytes": 4 << 30}}
+    return {**stock, "handoff": {**stock["handoff"], "transport": transport, "verify": True}}
+
+
+def seeing(gpu: int, python: str, path: Path) -> Path:
+    """Write a command that runs ``python`` with one GPU."""
+    path.write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES={gpu} exec {python} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 class Run:
@@ -243,7 +272,8 @@ def logs(tree: Up) -> dict[str, Any]:
 
 def idle() -> dict[str, Any]:
     """Nothing is left at any server."""
-    out: dict[str, Any] = {"tilert": fetch_json(f"{LOCAL}:{TILERT}/decode_status")}
+    status = fetch_json(f"{LOCAL}:{TILERT}/decode_status") or fetch_json(f"{LOCAL}:{TILERT}/load")
+    out: dict[str, Any] = {"tilert": status}
     for name, port in (("prefill", PREFILL), ("decode", NATIVE)):
         text = fetch(f"{LOCAL}:{port}/metrics") or ""
         for short in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
@@ -297,6 +327,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--site", type=Path, required=True, help="where unpack.sh has put the bundle")
     parser.add_argument("--out", type=Path, required=True, help="for logs and topology.json")
+    parser.add_argument("--hosted", action="store_true", help="TileRT's engine in `pdhub node`")
     parser.add_argument("--each", type=int, default=100, help="requests of each kind")
     parser.add_argument("--at-once", type=int, default=16, help="requests under way")
     parser.add_argument("--within", type=float, default=500, help="seconds for everything but stopping the servers")
@@ -305,8 +336,10 @@ def main() -> int:
     run, good, ready = Run(given.out, given.within), False, dict[str, float]()
     try:
         run.save("facts", facts())
-        model = shapes.narrow(given.site / "dsv32-narrow")
-        with Up(document(model, (0, 1)), given.out, "topology") as tree:
+        wanted = document(shapes.narrow(given.site / "dsv32-narrow"), (0, 1))
+        if given.hosted:
+            wanted = hosted(wanted, seeing(1, sys.executable, given.out / "python-on-gpu-1"))
+        with Up(wanted, given.out, "topology") as tree:
             try:
                 tree.wait(run.deadline - 60, ready)
             finally:

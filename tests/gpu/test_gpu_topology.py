@@ -22,6 +22,8 @@ import mixed, shapes, topology, yaml
 out = Path(sys.argv[2])
 model = shapes.narrow(out / "model")
 (out / "topology.yaml").write_text(yaml.safe_dump(topology.document(model, (0, 1))))
+python = topology.seeing(1, sys.executable, out / "python-on-gpu-1")
+(out / "hosted.yaml").write_text(yaml.safe_dump(topology.hosted(topology.document(model, (0, 1)), python)))
 print(json.dumps([[a.pool, a.path, a.stream, a.length, a.headers] for a in mixed.asks(100, random.Random(3))]))
 """
 
@@ -51,6 +53,24 @@ def test_its_configuration_starts_the_stock_servers(dumped):
     assert '"kv_consumer"' in " ".join(native.argv)
 
 
+def test_its_configuration_starts_a_hosted_node(dumped):
+    directory, _ = dumped
+    plan = load_plan(directory / "hosted.yaml")
+    nodes, _ = stages(plan)
+    prefill, tilert, native = (member.process for member in nodes)
+    transfer = json.loads(prefill.argv[prefill.argv.index("--kv-transfer-config") + 1])
+    children = transfer["kv_connector_extra_config"]["connectors"]
+    assert [child["kv_connector"] for child in children] == ["NixlConnector", "PDHubConnector"]
+    written = children[1]["kv_connector_extra_config"]
+    assert (written["form"], written["shards"], written["verify"]) == ("planes", 1, True)
+    done = subprocess.run(
+        [tilert.argv[0], "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"], capture_output=True, text=True
+    )
+    assert done.stdout == "1\n"
+    assert "node" in tilert.argv
+    assert '"kv_consumer"' in " ".join(native.argv)
+
+
 def test_its_requests_are_mixed(dumped):
     _, asks = dumped
     for pool in ("tilert", "vllm"):
@@ -63,11 +83,12 @@ def test_its_requests_are_mixed(dumped):
 
 @pytest.mark.gpu
 @pytest.mark.timeout(700)
-def test_a_hundred_of_each_are_right(tmp_path):
+@pytest.mark.parametrize("more", [[], ["--hosted"]], ids=["stock", "hosted"])
+def test_a_hundred_of_each_are_right(tmp_path, more):
     torch = pytest.importorskip("torch")
     site = os.environ.get("PDHUB_GPU_SITE")
     if site is None or torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices, and PDHUB_GPU_SITE: where bench/gpu/unpack.sh has put the bundle")
-    argv = [sys.executable, str(BENCH / "topology.py"), "--site", site, "--out", str(tmp_path)]
+    argv = [sys.executable, str(BENCH / "topology.py"), "--site", site, "--out", str(tmp_path), *more]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]
