@@ -28,6 +28,9 @@ class Capabilities:
         max_logprobs: most alternatives a token; meaningful with ``Feature.LOGPROBS``.
         slots: requests that decode at once.
         cancel_within_s: a cancelled stream has ended after this many seconds at most.
+        max_top_k: widest ``top_k`` that is applied; meaningful with ``Feature.TOP_K``. None = any.
+        logprobs_from: lowest temperature, 0 aside, at which log probabilities are given; meaningful with
+            ``Feature.LOGPROBS``.
     """
 
     features: frozenset[Feature] = frozenset()
@@ -35,6 +38,8 @@ class Capabilities:
     max_logprobs: int = 0
     slots: int = 1
     cancel_within_s: float = 1.0
+    max_top_k: int | None = None
+    logprobs_from: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

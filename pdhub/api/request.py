@@ -78,6 +78,7 @@ class RequestView:
         max_tokens: the client's cap; None = the rest of the context.
         logprobs: alternatives a token that the client wants; None = none at all.
         features: what an engine must be able to do.
+        sampling: resolved; engines may have limits for its values.
         slo: targets.
         stream: the client wants server-sent events.
         tenant: who asks; ``default-flow`` if unknown.
@@ -111,6 +112,7 @@ class RequestView:
     wall_s: float | None = None
     seen_tokens: int | None = None
     cached: Mapping[str, float] = field(default_factory=dict)
+    sampling: Sampling = Sampling()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from pdhub.node.http import make_app
 from pdhub.node.receiver import Receiver
 from pdhub.node.trace import Event
 from pdhub.telemetry.node import NodeMetrics
+from pdhub.wire.capabilities import told
 from pdhub.wire.control import PROTOCOL
-from pdhub.wire.http import CapabilitiesBody, NodeInfo
+from pdhub.wire.http import NodeInfo
 from pdhub.wire.server import HttpServer
 
 log = logging.getLogger("pdhub.node")
@@ -131,14 +132,19 @@ class NodeServer:
             accepts=frozenset(layout.fingerprint for layout in info.accepts),
         )
         await control.start()
-        app = make_app(receiver, self._info, verify=handoff.verify, connections=lambda: control.connections)
+        app = make_app(
+            receiver,
+            self._info,
+            verify=handoff.verify,
+            connections=lambda: control.connections,
+            body_limit=plan.config.router.body_limit_bytes,
+        )
         self._http = HttpServer(app, self._node.host, self._node.port, f"node {name}")
         await self._http.start()
         log.info("%s: %s serves at %s, senders at %s:%d", name, resolved.spec.name, self.url, *self.control)
 
     def _info(self) -> NodeInfo:
         info = self.receiver.info
-        caps = info.capabilities
         return NodeInfo(
             node=self._node.name,
             version=__version__,
@@ -146,13 +152,7 @@ class NodeServer:
             engine=self._plan.pools[self._pool.name].spec.name,
             model=info.model,
             transport=self._transport.name if self._transport is not None else "",
-            capabilities=CapabilitiesBody(
-                features=sorted(f.value for f in caps.features),
-                max_context=caps.max_context,
-                max_logprobs=caps.max_logprobs,
-                slots=caps.slots,
-                cancel_within_s=caps.cancel_within_s,
-            ),
+            capabilities=told(info.capabilities),
             accepts=[layout.fingerprint for layout in info.accepts],
             landings=self.receiver.table.landings.capacity,
             control=self.control,

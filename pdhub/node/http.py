@@ -27,15 +27,21 @@ BYTES_A_TOKEN: Final = 16
 
 
 def make_app(
-    receiver: Receiver, info: Callable[[], wire.NodeInfo], *, verify: bool, connections: Callable[[], int]
+    receiver: Receiver,
+    info: Callable[[], wire.NodeInfo],
+    *,
+    verify: bool,
+    connections: Callable[[], int],
+    body_limit: int,
 ) -> FastAPI:
     """The application.
 
     Args:
         info: answers ``/capabilities``. verify: compare digests before inject. connections: of the control channel.
+        body_limit: bytes that a router lets a client send; all of it may be biases and stop ids.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    decode_limit = SMALL_BODY + BYTES_A_TOKEN * receiver.info.capabilities.max_context
+    decode_limit = SMALL_BODY + body_limit + BYTES_A_TOKEN * receiver.info.capabilities.max_context
 
     @app.exception_handler(PDHubError)
     async def refused(request: Request, error: Exception) -> Response:

@@ -17,8 +17,9 @@ from pdhub.node.prefill_http import make_app
 from pdhub.node.prefill_metrics import PrefillMetrics
 from pdhub.node.prefill_service import PrefillService
 from pdhub.sender import Sender
+from pdhub.wire.capabilities import told
 from pdhub.wire.control import PROTOCOL
-from pdhub.wire.http import CapabilitiesBody, PrefillInfoReply
+from pdhub.wire.http import PrefillInfoReply
 from pdhub.wire.server import HttpServer
 
 log = logging.getLogger("pdhub.prefill")
@@ -145,7 +146,6 @@ class PrefillServer:
         log.info("prefill %s listens on %s", prefill.name, self.url)
 
     def _reply(self, info: PrefillInfo) -> PrefillInfoReply:
-        caps = info.capabilities
         return PrefillInfoReply(
             node=self._prefill.name,
             version=__version__,
@@ -154,12 +154,9 @@ class PrefillServer:
             model=info.layout.model,
             transport=self._plan.transport.spec.name,
             fingerprint=info.layout.fingerprint,
-            max_model_len=caps.max_context,
-            capabilities=CapabilitiesBody(
-                sorted(str(f) for f in caps.features), caps.max_context, caps.max_logprobs, caps.slots,
-                caps.cancel_within_s,
-            ),
+            max_model_len=info.capabilities.max_context,
+            capabilities=told(info.capabilities),
             sampling_defaults={name: float(value) for name, value in info.sampling_defaults.items()},
             eos_token_ids=list(info.eos_token_ids),
             layout=asdict(info.layout),
-        )  # fmt: skip
+        )

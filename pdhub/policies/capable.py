@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdhub.api.engine import Capabilities
 from pdhub.api.policy import Candidate, Health, NodeView, PoolView, Reason
 from pdhub.api.request import Feature, RequestView
 
@@ -15,8 +16,22 @@ def incapable(request: RequestView, pool: PoolView) -> str | None:
     missing = request.features - pool.capabilities.features
     if missing:
         return "cannot do " + ", ".join(sorted(missing))
-    if Feature.LOGPROBS in request.features and (request.logprobs or 0) > pool.capabilities.max_logprobs:
-        return f"gives at most {pool.capabilities.max_logprobs} log probabilities a token"
+    exceeded = beyond(request, pool.capabilities)
+    return None if exceeded is None else exceeded[1]
+
+
+def beyond(request: RequestView, capabilities: Capabilities) -> tuple[str, str] | None:
+    """A value that is outside what an engine honours of a feature that it has, as (member of the body, why)."""
+    sampling = request.sampling
+    if Feature.LOGPROBS in request.features:
+        if (request.logprobs or 0) > capabilities.max_logprobs:
+            return "logprobs", f"gives at most {capabilities.max_logprobs} log probabilities a token"
+        if 0 < sampling.temperature < capabilities.logprobs_from:
+            why = f"gives log probabilities at a temperature of {capabilities.logprobs_from:g} or more, or at 0"
+            return "logprobs", why
+    most = capabilities.max_top_k
+    if Feature.TOP_K in request.features and most is not None and sampling.top_k > most:
+        return "top_k", f"applies a top_k of at most {most}, not {sampling.top_k}"
     return None
 
 

@@ -14,7 +14,7 @@ _GRAMMAR = (
 _EXTENSIONS = (
     "bad_words", "allowed_token_ids", "logits_processors", "length_penalty", "early_stopping",
     "truncate_prompt_tokens", "suffix", "chat_template", "documents", "thinking_token_budget", "prediction",
-    "cache_salt", "mm_processor_kwargs", "vllm_xargs",
+    "logprob_token_ids", "cache_salt", "mm_processor_kwargs", "vllm_xargs",
 )  # fmt: skip
 _MULTIMODAL = ("prompt_embeds", "audio")
 

@@ -6,20 +6,26 @@ import copy
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from pdhub.api.client import EngineClient, LegOrder
 from pdhub.api.engine import Capabilities
-from pdhub.api.errors import LayoutMismatch
+from pdhub.api.errors import LayoutMismatch, Unsupported
 from pdhub.api.policy import Prediction, Snapshot
 from pdhub.api.request import Feature, RequestView
 from pdhub.core.latency import LatencyModel
 from pdhub.core.turns import Backlog
+from pdhub.policies.capable import beyond
 from pdhub.router.breaker import Breaker, BreakerState
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import no_endpoints
 from pdhub.router.handed import told_by
 from pdhub.router.pairs import Pairs
 from pdhub.router.picture import Picture
+from pdhub.wire.capabilities import heard
+from pdhub.wire.http import CapabilitiesBody
 
 log = logging.getLogger("pdhub.router.fleet")
 
@@ -27,6 +33,7 @@ PREFILL_FEATURES = frozenset(
     {
         Feature.SAMPLING, Feature.TOP_K, Feature.MIN_P, Feature.PRESENCE_PENALTY, Feature.FREQUENCY_PENALTY,
         Feature.REPETITION_PENALTY, Feature.SEED, Feature.LOGIT_BIAS, Feature.LOGPROBS, Feature.PROMPT_LOGPROBS,
+        Feature.MIN_TOKENS,
     }
 )  # fmt: skip
 """What the first token depends on: a prefill instance must be able to do these too."""
@@ -67,6 +74,8 @@ class Pool:
                 max_logprobs=min(c.max_logprobs for c in known),
                 slots=sum(c.slots for c in known),
                 cancel_within_s=max(c.cancel_within_s for c in known),
+                max_top_k=min((c.max_top_k for c in known if c.max_top_k is not None), default=None),
+                logprobs_from=max(c.logprobs_from for c in known),
             )
 
     def _lent(self) -> frozenset[Feature]:
@@ -156,25 +165,31 @@ class Fleet:
         return [p for p in self.prefills.values() if not p.serves or pool in p.serves]
 
     def able_prefills(
-        self, pool: Pool, node: Endpoint, features: frozenset[Feature], tried: Collection[str], now: float
+        self, pool: Pool, node: Endpoint, request: RequestView, tried: Collection[str], now: float
     ) -> list[Endpoint]:
         """The prefill instances that fit the node and can be used now; at least one.
 
         Raises:
             LayoutMismatch: no instance writes a layout that the node takes.
-            AdmissionRejected: those that do are not there now.
+            Unsupported: none of them can do what the request asks for.
+            AdmissionRejected: those that can are not there now.
         """
         accepts = pool.client.accepts(node.info)
-        known = [p for p in self.prefills_of(pool.name) if p.info]
+        configured = self.prefills_of(pool.name)
+        known = [p for p in configured if p.info]
         fitting = [p for p in known if fits(p, accepts)]
         if known and not fitting:
             raise LayoutMismatch(f"no prefill instance writes a KV layout that pool '{pool.name}' takes")
+        lacks = {p.name: _lack(p, request) for p in fitting}
+        if fitting and len(known) == len(configured) and (lack := next(iter(lacks.values()))) and all(lacks.values()):
+            member, why = lack
+            raise Unsupported(f"{member}: no prefill instance can serve this request ({why})", param=member)
         able = [
             p
             for p in fitting
             if p.name not in tried
             and p.usable(now)
-            and _able(p, features)
+            and lacks[p.name] is None
             and self.pair(p.name, node.name).state(now) is not BreakerState.OPEN
             and not self.pairs.held(p.name, node.name)
         ]
@@ -198,14 +213,9 @@ def fits(prefill: Endpoint, accepts: frozenset[str]) -> bool:
 def prefill_info(endpoint: Endpoint) -> PrefillInfo:
     """Typed reading of a prefill instance's last probe; members that it lacks are unknown."""
     info = told_by(endpoint.info)
-    raw = info.get("capabilities")
-    capabilities = None
-    if isinstance(raw, Mapping):
-        features = frozenset(Feature(f) for f in raw.get("features", ()) if f in Feature._value2member_map_)
-        capabilities = Capabilities(features, int(raw.get("max_context", 0)), int(raw.get("max_logprobs", 0)))
     return PrefillInfo(
         fingerprint=str(info.get("fingerprint", "")),
-        capabilities=capabilities,
+        capabilities=_told(info.get("capabilities")),
         sampling_defaults=info.get("sampling_defaults") or {},
         eos_token_ids=frozenset(info.get("eos_token_ids") or ()),
         max_model_len=int(info.get("max_model_len") or 0),
@@ -220,6 +230,20 @@ def sampling_defaults(fleet: Fleet) -> dict[str, float]:
     return {}
 
 
-def _able(prefill: Endpoint, features: frozenset[Feature]) -> bool:
+def _told(raw: Any) -> Capabilities | None:
+    try:
+        return heard(msgspec.convert(raw, CapabilitiesBody)) if isinstance(raw, Mapping) else None
+    except msgspec.ValidationError:
+        return None
+
+
+def _lack(prefill: Endpoint, request: RequestView) -> tuple[str, str] | None:
+    """What an instance cannot do for the first token of this request, as (member, why); None if it can, or does not
+    say."""
     capabilities = prefill_info(prefill).capabilities
-    return capabilities is None or (features & PREFILL_FEATURES) <= capabilities.features
+    if capabilities is None:
+        return None
+    if missing := sorted((request.features & PREFILL_FEATURES) - capabilities.features):
+        member = "temperature" if missing[0] is Feature.SAMPLING else missing[0].value
+        return member, "cannot do " + ", ".join(missing)
+    return beyond(request, capabilities)

@@ -181,8 +181,8 @@ class Journey:
         """Prefill instances that fit the node; with none it is out."""
         context, now = self._context, self._context.clock()
         try:
-            return context.fleet.able_prefills(pool, pool.nodes[node], self._view.features, self._tried_prefills, now)
-        except (LayoutMismatch, AdmissionRejected) as error:
+            return context.fleet.able_prefills(pool, pool.nodes[node], self._view, self._tried_prefills, now)
+        except (LayoutMismatch, Unsupported, AdmissionRejected) as error:
             self._error = self._error or error
             self._tried.add(node)
             return []
@@ -208,7 +208,7 @@ class Journey:
         waits = [self._context.gate.predicted_wait(name) for name in self._context.fleet.pools]
         known = [wait for wait in waits if wait is not None]
         context, retry_after_s = self._context, min(known, default=None)
-        return nobody(decision, self._request, context.fleet, context.parsing, self._view.features, retry_after_s)
+        return nobody(decision, self._request, context.fleet, context.parsing, self._view, retry_after_s)
 
     async def _attempt(self, pool: Pool, node: str) -> bool:
         """One attempt on one node. False: it is out for this request. Raises AdmissionRejected if it is busy."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pdhub.api.client import LegOrder
 from pdhub.api.engine import Capabilities
-from pdhub.api.errors import AdmissionRejected, LayoutMismatch
+from pdhub.api.errors import AdmissionRejected, LayoutMismatch, Unsupported
 from pdhub.api.policy import Decision, Snapshot
 from pdhub.api.request import RequestView
 from pdhub.core.slo import SloReading
@@ -67,8 +67,8 @@ class _Live(World):
         if mine.client.order is LegOrder.DECODE_ONLY:
             return None
         try:
-            able = context.fleet.able_prefills(mine, mine.nodes[node], request.features, (), self.now)
-        except (LayoutMismatch, AdmissionRejected) as error:
+            able = context.fleet.able_prefills(mine, mine.nodes[node], request, (), self.now)
+        except (LayoutMismatch, Unsupported, AdmissionRejected) as error:
             return Handoff(mine.client.bind, None, error.message)
         assert self._line is not None, "there was a snapshot before the decision"
         ticket = self._line.weighed

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pdhub.api.errors import AdmissionRejected, EngineFailed, RequestError, TransferFailed
+from pdhub.api.errors import AdmissionRejected, EngineFailed, RequestError, TransferFailed, Unsupported
 from pdhub.core.admission import DroppedReason
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.errors import LandingTooSmall, Refused
@@ -52,6 +52,10 @@ def classify(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endp
         if code == RefusedCode.TOO_SMALL:
             need = inner.get("need")
             return LandingTooSmall(need) if isinstance(need, int) and need > 0 else EngineFailed("no landing size told")
+        if code == Unsupported.code:
+            param = inner.get("param")
+            message = str(inner.get("message") or f"'{endpoint.name}' cannot serve this request")
+            return Unsupported(message, param=param if isinstance(param, str) else None)
         if code in _HANDOFF_CODES:
             return TransferFailed(str(inner.get("message") or "the hand-over failed"))
     if status == 429:

@@ -45,6 +45,7 @@ def view_of(
         max_tokens=request.max_tokens,
         logprobs=request.logprobs,
         features=features,
+        sampling=sampling,
         slo=asked.slo,
         stream=request.stream,
         tenant=asked.tenant,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from pdhub.api import EngineSpec, Feature, FinishReason, Sampling
+from pdhub.api import Capabilities, EngineSpec, Feature, FinishReason, Sampling
 from pdhub.testing.drive import EngineDriver
 
 UNDECLARED: dict[Feature, dict[str, Any]] = {
@@ -23,6 +24,16 @@ UNDECLARED: dict[Feature, dict[str, Any]] = {
     Feature.STOP_TOKEN_IDS: {"stop_token_ids": (98,)},
 }
 """For each feature that a decode request can carry: the smallest request that needs it."""
+
+
+def beyond_limits(capabilities: Capabilities) -> Iterator[dict[str, Any]]:
+    """For each limit that an engine declares of a feature that it has: a request just beyond it."""
+    if Feature.LOGPROBS in capabilities.features:
+        yield {"logprobs": capabilities.max_logprobs + 1}
+        if capabilities.logprobs_from > 0:
+            yield {"logprobs": 1, "sampling": Sampling(temperature=capabilities.logprobs_from / 2)}
+    if Feature.TOP_K in capabilities.features and capabilities.max_top_k is not None:
+        yield {"sampling": Sampling(temperature=1.0, top_k=capabilities.max_top_k + 1)}
 
 
 class FeatureRules:

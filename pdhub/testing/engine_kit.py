@@ -44,7 +44,7 @@ from pdhub.api import (
 from pdhub.api.engine import ClaimRequest
 from pdhub.api.layout import KVLayout
 from pdhub.testing.drive import GREEDY, EngineDriver
-from pdhub.testing.engine_features import UNDECLARED, FeatureRules
+from pdhub.testing.engine_features import UNDECLARED, FeatureRules, beyond_limits
 
 PATIENCE_S = 30.0
 """Bound on anything that must end; generous, because it is no measurement."""
@@ -162,6 +162,7 @@ class EngineConformance(FeatureRules):
         declared, real = spec.declares(spec.config.model_validate(options)), driver.info.capabilities
         assert declared.features == real.features
         assert (declared.slots, declared.max_logprobs) == (real.slots, real.max_logprobs)
+        assert (declared.max_top_k, declared.logprobs_from) == (real.max_top_k, real.logprobs_from)
         assert declared.max_context >= real.max_context, "a model may shorten what the options allow, not lengthen it"
 
     # ---- streams
@@ -300,6 +301,20 @@ class EngineConformance(FeatureRules):
                 await anext(driver.stream(received, driver.request(received, 4, **UNDECLARED[feature])))
         finally:
             driver.engine.release(received.landing)
+
+    async def test_E40_beyond_a_declared_limit_is_refused(self, driver: EngineDriver, prompt: tuple[int, ...]) -> None:
+        """The router keeps to the limits, but may have read them from another start of the node."""
+        beyond = list(beyond_limits(driver.info.capabilities))
+        if not beyond:
+            pytest.skip("no limit is declared")
+        for members in beyond:
+            received = await driver.receive(prompt)
+            try:
+                await driver.inject(received)
+                with pytest.raises(InvalidRequest):
+                    await anext(driver.stream(received, driver.request(received, 4, **members)))
+            finally:
+                driver.engine.release(received.landing)
 
     # ---- embedded prefill
 

@@ -160,6 +160,8 @@ class CapabilitiesBody(msgspec.Struct, frozen=True, omit_defaults=True):
     max_logprobs: int = 0
     slots: int = 1
     cancel_within_s: float = 1.0
+    max_top_k: int | None = None
+    logprobs_from: float = 0.0
 
 
 class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -601,3 +601,14 @@ async def test_a_node_whose_port_is_taken_says_so_and_closes_what_it_opened():
         second = World(plan_for(node={"port": port}))
         with pytest.raises(ConfigError, match="cannot listen"):
             await second.node.start()
+
+
+async def test_biases_of_a_whole_vocabulary_are_no_reason_to_refuse_after_prefill():
+    """The router let them in, so what the node says of them is about what it can do, not about their size."""
+    async with world() as w:
+        claim = await w.handed_over("t")
+        body = w.decode_body(claim) | {"sampling": {"logit_bias": {str(n): 1.0 for n in range(30_000)}}}
+        status, reply = await w.post("/decode", body)
+        assert (status, reply["error"]["param"]) == (400, "logit_bias"), reply
+        await w.cancel("t")
+        await w.until_free()

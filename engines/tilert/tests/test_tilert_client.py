@@ -24,7 +24,6 @@ from pdhub.api import (
     Target,
     TokenLogprob,
     TransferFailed,
-    Unsupported,
 )
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -138,20 +137,11 @@ def test_a_busy_node_is_seen_before_prefill():
     assert made.cancel(leg(result=answered())).set == {"rid": ID}
 
 
-@pytest.mark.parametrize(
-    ("options", "member"),
-    [({"top_k": 256}, "top_k"), ({"logprobs": 1, "temperature": 0.1}, "logprobs")],
-)
-def test_values_that_it_would_not_honour_go_to_another_engine(options, member):
-    for describe in (client().claim, client().prefill):
-        with pytest.raises(Unsupported) as refused:
-            describe(leg(**options))
-        assert refused.value.param == member
-
-
-@pytest.mark.parametrize("options", [{"top_k": 255}, {"logprobs": 1, "temperature": 0.0}, {"temperature": 0.1}])
-def test_values_at_the_edge_stay(options):
-    assert client().claim(leg(**options)) is not None
+def test_values_that_it_would_not_honour_are_declared():
+    told = client().capabilities({"profile": "glm5", "capabilities": {"logprobs": True}})
+    assert (told.max_top_k, told.max_logprobs, told.logprobs_from) == (255, 5, 0.2)
+    bare = client().capabilities({"profile": "glm5", "capabilities": {}})
+    assert (bare.max_top_k, bare.max_logprobs, bare.logprobs_from) == (255, 0, 0.0)
 
 
 def test_the_first_token_by_log_probabilities():

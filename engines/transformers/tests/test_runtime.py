@@ -51,7 +51,7 @@ async def test_logprobs_are_those_of_the_model(llama_dir):
     "changes",
     [
         {"sampling": Sampling(temperature=-1.0)}, {"sampling": Sampling(top_p=0.0)}, {"logprobs": 99},
-        {"sampling": Sampling(logit_bias={9999: 1.0})}, {"stop_token_ids": (9999,)}, {"max_tokens": 0},
+        {"sampling": Sampling(logit_bias={9999: 1.0})}, {"max_tokens": 0},
         {"sampling": Sampling(temperature=math.nan)},
     ],
     ids=str,
@@ -63,6 +63,14 @@ async def test_bad_requests_are_refused_before_the_first_item(llama_dir, changes
         with pytest.raises(InvalidRequest):
             await anext(driver.stream(received, driver.request(received, **changes)))
         driver.engine.release(received.landing)
+
+
+async def test_a_stop_id_that_the_model_does_not_have_ends_nothing(llama_dir):
+    """Nor is it worth a refusal after prefill: the router does not know the vocabulary."""
+    async with running(llama_dir) as driver:
+        plain = await driver.answer(prompt_of(9), 6, ignore_eos=True)
+        same = await driver.answer(prompt_of(9), 6, ignore_eos=True, stop_token_ids=(9999,), min_tokens=3)
+        assert same.tokens == plain.tokens
 
 
 async def test_kv_and_prompt_must_belong_together(llama_dir):

@@ -10,12 +10,12 @@ import msgspec
 from pdhub.api.client import Base, Bind, Call, EngineClient, Freed, Leg, LegOrder, Reply, Target
 from pdhub.api.engine import Capabilities, EngineLoad
 from pdhub.api.errors import EngineFailed
-from pdhub.api.request import Feature
 from pdhub.router.clients.frames import NodeFrames
 from pdhub.router.features import logprobs_of
 from pdhub.router.handed import told_by
 from pdhub.router.openai import CHAT_PATH
 from pdhub.router.sampling import members_of
+from pdhub.wire.capabilities import heard
 from pdhub.wire.http import (
     HANDOFF_KEY,
     CancelBody,
@@ -48,10 +48,7 @@ class NodeClient(EngineClient):
         return Call("GET", "/capabilities")
 
     def capabilities(self, info: Mapping[str, Any]) -> Capabilities:
-        known = _convert(info, NodeInfo).capabilities
-        # A newer node may declare features that this router has no name for.
-        features = frozenset(Feature(f) for f in known.features if f in Feature._value2member_map_)
-        return Capabilities(features, known.max_context, known.max_logprobs, known.slots, known.cancel_within_s)
+        return heard(_convert(info, NodeInfo).capabilities)
 
     def accepts(self, info: Mapping[str, Any]) -> frozenset[str]:
         return frozenset(_convert(info, NodeInfo).accepts) if info else frozenset()

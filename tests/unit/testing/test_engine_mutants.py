@@ -191,6 +191,13 @@ class DeclaresMore(IgnoresTheUndeclared):
             yield item
 
 
+class IgnoresItsLimit(Mutant):
+    async def items(self, landing, request):
+        at_most = None if request.logprobs is None else min(2, request.logprobs)
+        async for item in super().items(landing, dataclasses.replace(request, logprobs=at_most)):
+            yield item
+
+
 class PenaltyBackwards(Mutant):
     extra = frozenset({Feature.PRESENCE_PENALTY, Feature.FREQUENCY_PENALTY, Feature.REPETITION_PENALTY})
 
@@ -308,6 +315,7 @@ RULES = {
     "E37": [PenaltyBackwards],
     "E38": [DeclaresMore],
     "E39": [DeclaresMore],
+    "E40": [IgnoresItsLimit],
     "P01": [SkipsAChunk, WrongSize],
     "P02": [OtherLayout],
     "P03": [BrokenByAbandon],

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pdhub.api import Capabilities, Feature
 from pdhub_tilert.config import ModelConfig, TileRTNodeConfig
-from pdhub_tilert.profiles import SHAPES, Profile
+from pdhub_tilert.profiles import SHAPES, TOP_K_MOST, Profile
 
 MOST_LOGPROBS: Final = 5
 COLDEST_LOGPROBS: Final = 0.2
@@ -51,6 +51,8 @@ def of_node(config: ModelConfig, info: Mapping[str, Any]) -> Capabilities:
         max_logprobs=MOST_LOGPROBS if Feature.LOGPROBS in known else 0,
         slots=1,
         cancel_within_s=CANCEL_WITHIN_S,
+        max_top_k=TOP_K_MOST if Feature.TOP_K in known else None,
+        logprobs_from=COLDEST_LOGPROBS if Feature.LOGPROBS in known else 0.0,
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from pdhub.api import Capabilities, DecodeRequest, Feature, InvalidRequest, Unsupported
-from pdhub_tilert.profiles import TOP_K_MOST
 
 GREEDY: Final = 1e-5
 """Below this temperature TileRT takes the best token."""
@@ -19,10 +18,16 @@ def refuse(request: DecodeRequest, capabilities: Capabilities) -> None:
     for feature in _needs(request):
         if feature not in capabilities.features:
             raise Unsupported(f"TileRT cannot honour {feature}", param=str(feature))
-    if request.sampling.top_k > TOP_K_MOST:
-        raise Unsupported(f"top_k above {TOP_K_MOST} is not applied by TileRT", param="top_k")
-    if (request.logprobs or 0) > capabilities.max_logprobs:
-        raise InvalidRequest(f"at most {capabilities.max_logprobs} alternatives a token", param="logprobs")
+    most, sampling = capabilities.max_top_k, request.sampling
+    if most is not None and sampling.top_k > most:
+        raise Unsupported(f"top_k above {most} is not applied by TileRT", param="top_k")
+    if request.logprobs is None:
+        return
+    if request.logprobs > capabilities.max_logprobs:
+        raise Unsupported(f"at most {capabilities.max_logprobs} alternatives a token", param="logprobs")
+    if GREEDY <= sampling.temperature < capabilities.logprobs_from:
+        message = f"TileRT gives log probabilities at a temperature of {capabilities.logprobs_from} or more, or at 0"
+        raise Unsupported(message, param="logprobs")
 
 
 def sampling_of(request: DecodeRequest) -> dict[str, Any]:

@@ -28,16 +28,14 @@ from pdhub.api import (
     RequestError,
     Target,
     TransferFailed,
-    Unsupported,
 )
-from pdhub_tilert.abilities import COLDEST_LOGPROBS, of_node
+from pdhub_tilert.abilities import of_node
 from pdhub_tilert.config import FirstToken, TileRTConfig
 from pdhub_tilert.frames import TileRTFrames
-from pdhub_tilert.profiles import TOP_K_MOST, kv_bytes
+from pdhub_tilert.profiles import kv_bytes
 from pdhub_tilert.refusals import error_of
 
 CHAT: Final = "/v1/chat/completions"
-GREEDY: Final = 1e-5
 
 
 class TileRTClient(EngineClient):
@@ -71,12 +69,10 @@ class TileRTClient(EngineClient):
 
     def claim(self, leg: Leg) -> Call:
         """Nothing can be reserved; but another router's request must not cost this one a prefill."""
-        self._refuse(leg)
         return Call("GET", "/decode_status")
 
     def prefill(self, leg: Leg) -> Call:
         assert leg.prefill is not None
-        self._refuse(leg)
         if leg.claim is not None and _busy(leg.claim):
             raise AdmissionRejected(f"'{leg.decode.name}' is busy", code="busy")
         host, port = control_of(self._config, leg.decode.url)
@@ -130,17 +126,6 @@ class TileRTClient(EngineClient):
 
     def refused(self, status: int, body: Mapping[str, Any]) -> RequestError | None:
         return error_of(body, status)
-
-    def _refuse(self, leg: Leg) -> None:
-        """Values that no feature has a name for. Raises Unsupported: another engine may honour them."""
-        sampling = leg.sampling
-        if sampling.top_k > TOP_K_MOST:
-            raise Unsupported(f"top_k above {TOP_K_MOST} is not applied by TileRT", param="top_k")
-        if leg.request.logprobs is not None and GREEDY <= sampling.temperature < COLDEST_LOGPROBS:
-            message = f"TileRT gives log probabilities at a temperature of {COLDEST_LOGPROBS} or more, or at 0"
-            raise Unsupported(message, param="logprobs")
-        if leg.body.get("logprob_token_ids"):
-            raise Unsupported("TileRT gives log probabilities of the best tokens only", param="logprob_token_ids")
 
     def _max_tokens(self, leg: Leg, result: PrefillResult) -> int:
         limit = self.capabilities(leg.decode.info).max_context

@@ -115,7 +115,7 @@ class TransformersPrefill(PrefillEngine):
                 f"{len(prompt)} tokens. Please reduce the length of the prompt.",
                 code="context_length_exceeded",
             )
-        if not all(0 <= token < model.vocabulary for token in (*prompt, *request.first_mask_ids)):
+        if not all(0 <= token < model.vocabulary for token in prompt):
             raise InvalidRequest("a token id is outside the vocabulary", param="prompt")
         validate(request.sampling, model.vocabulary, request.logprobs)
         sampling = request.sampling
@@ -125,7 +125,7 @@ class TransformersPrefill(PrefillEngine):
             sampling,
             model.vocabulary,
             prompt,
-            masked=request.first_mask_ids,
+            masked=[token for token in request.first_mask_ids if 0 <= token < model.vocabulary],
             min_tokens=1,
             logprobs=request.logprobs,
         )

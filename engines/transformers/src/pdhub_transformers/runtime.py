@@ -206,14 +206,16 @@ class TransformersEngine(DecodeEngine):
             raise TransferFailed(f"KV of {claim.prompt_tokens} tokens was injected for a prompt of {len(prompt)}")
         if request.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-        if not all(0 <= token < model.vocabulary for token in (*request.stop_token_ids, request.first_token)):
-            raise InvalidRequest("a token id is outside the vocabulary", param="stop_token_ids")
+        if not 0 <= request.first_token < model.vocabulary:
+            raise InvalidRequest("the first token is outside the vocabulary", param="first_token")
         validate(request.sampling, model.vocabulary, request.logprobs)
         sampling = request.sampling
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(63))
         eos = frozenset(model.eos_token_ids)
-        stop_ids = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else eos)
+        # An id that the model does not have never comes, so it ends nothing.
+        ends = frozenset(token for token in request.stop_token_ids if 0 <= token < model.vocabulary)
+        stop_ids = ends | (frozenset() if request.ignore_eos else eos)
         sampler = Sampler(
             sampling,
             model.vocabulary,
