@@ -54,6 +54,7 @@ from pdhub.api.errors import (
 from pdhub.api.hooks import PROJECT, hookimpl, hookspec
 from pdhub.api.launcher import Launcher, Running
 from pdhub.api.layout import GroupKind, KVGroup, KVLayout, Order, Span, model_identity
+from pdhub.api.lines import LineParser
 from pdhub.api.operate import Finding, NodeSpec, Operate, Process, Severity, Topology
 from pdhub.api.parser import (
     OutputParser,
@@ -168,6 +169,7 @@ __all__ = [
     "LeaseExpired",
     "Leg",
     "LegOrder",
+    "LineParser",
     "Member",
     "Membership",
     "ModelNotFound",

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pdhub.api.client import FrameParser
 from pdhub.api.engine import Finished, FinishReason, TokenChunk, TokenLogprob
 from pdhub.api.errors import EngineFailed, RequestError
+from pdhub.api.lines import LineParser
 from pdhub.wire import errors as wire_errors
 from pdhub.wire.http import Done, ErrorBody, Frame, LogprobEntry
-
-MAX_LINE = 4 << 20
-"""Bytes. A frame is a few tokens; a longer line is no frame of ours."""
 
 _decoder = msgspec.json.Decoder(Frame)
 
 
-class NodeFrames(FrameParser):
+class NodeFrames(LineParser):
     """One stream. The order is fixed: a start frame, tokens, then ``done`` or ``error``."""
 
     def __init__(self) -> None:
-        self._open = bytearray()  # a line whose end has not come
+        super().__init__()
         self._stats: dict[str, float] = {}
         self._count = 0
         self._finished = False
-
-    def feed(self, data: bytes) -> Sequence[TokenChunk | Finished]:
-        lines = data.split(b"\n")
-        if len(lines) > 1 and self._open:
-            lines[0] = bytes(self._open) + lines[0]
-            self._open.clear()
-        self._open += lines.pop()
-        if len(self._open) > MAX_LINE:
-            raise EngineFailed("the node sent a line that is no frame")
-        items: list[TokenChunk | Finished] = []
-        for line in lines:
-            if line.strip():
-                self._read(line, items)
-        return items
 
     def eof(self) -> None:
         if not self._finished:
@@ -48,7 +31,7 @@ class NodeFrames(FrameParser):
     def stats(self) -> Mapping[str, float]:
         return self._stats
 
-    def _read(self, line: bytes, items: list[TokenChunk | Finished]) -> None:
+    def read(self, line: bytes) -> Iterator[TokenChunk | Finished]:
         try:
             frame = _decoder.decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -62,9 +45,9 @@ class NodeFrames(FrameParser):
             self._stats = {"handoff_ms": s.handoff_ms, "wait_ms": s.wait_ms, "kv_bytes": float(s.kv_bytes)}
         if frame.t:
             self._count += len(frame.t)
-            items.append(TokenChunk(tuple(frame.t), tuple(_logprob(entry) for entry in frame.lp or ())))
+            yield TokenChunk(tuple(frame.t), tuple(_logprob(entry) for entry in frame.lp or ()))
         if frame.done is not None:
-            items.append(self._done(frame.done))
+            yield self._done(frame.done)
 
     def _done(self, done: Done) -> Finished:
         if done.n != self._count:

@@ -17,7 +17,7 @@ from pdhub.api import (
     TokenLogprob,
     TransferFailed,
 )
-from pdhub.router.clients.frames import MAX_LINE, NodeFrames
+from pdhub.router.clients.frames import NodeFrames
 from pdhub.wire.http import Done, ErrorBody, Frame, Started, to_json
 
 FRAMES = [
@@ -82,7 +82,7 @@ def test_a_wrong_count_and_a_frame_too_many_are_failures():
 
 def test_a_line_without_an_end_is_bounded():
     parser = NodeFrames()
-    for _ in range(MAX_LINE // 1000):
+    for _ in range(NodeFrames.max_line // 1000):
         parser.feed(b"x" * 1000)
     with pytest.raises(EngineFailed):
         parser.feed(b"x" * 1000)

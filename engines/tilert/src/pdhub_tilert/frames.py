@@ -14,19 +14,17 @@ from pdhub.api import (
     EngineFailed,
     Finished,
     FinishReason,
-    FrameParser,
+    LineParser,
     RequestCancelled,
     TokenChunk,
     TokenLogprob,
 )
 from pdhub_tilert.refusals import error_of
 
-MAX_LINE: Final = 4 << 20
-
 _WAITS: Final = ("wire_wait", "convert", "inject")
 
 
-class TileRTFrames(FrameParser):
+class TileRTFrames(LineParser):
     """One stream.
 
     Args:
@@ -45,27 +43,15 @@ class TileRTFrames(FrameParser):
         logprobs: int | None = None,
         kv_bytes: int = 0,
     ) -> None:
+        super().__init__()
         self._first = first
         self._first_logprob = first_logprob
         self._logprobs = logprobs
         self._max_tokens = max_tokens
         self._kv_bytes = float(kv_bytes)
-        self._open = bytearray()
         self._count = 0
         self._finished = False
         self._stats: dict[str, float] = {}
-
-    def feed(self, data: bytes) -> Sequence[TokenChunk | Finished]:
-        self._open += data
-        *lines, rest = bytes(self._open).split(b"\n")
-        self._open = bytearray(rest)
-        if len(rest) > MAX_LINE:
-            raise EngineFailed("the node sent a line that is no frame")
-        items: list[TokenChunk | Finished] = []
-        for line in lines:
-            if line.strip():
-                self._read(line, items)
-        return items
 
     def eof(self) -> None:
         if not self._finished:
@@ -74,7 +60,7 @@ class TileRTFrames(FrameParser):
     def stats(self) -> Mapping[str, float]:
         return self._stats
 
-    def _read(self, line: bytes, items: list[TokenChunk | Finished]) -> None:
+    def read(self, line: bytes) -> Sequence[TokenChunk | Finished]:
         try:
             frame = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -86,11 +72,10 @@ class TileRTFrames(FrameParser):
         if "error" in frame:
             raise error_of(frame) or EngineFailed("the node sent an error that cannot be read")
         if "t" in frame:
-            items.append(self._tokens(frame))
-        elif frame.get("done") is True:
-            items += self._done(frame)
-        else:
-            raise EngineFailed("the node sent a line that is no frame")
+            return [self._tokens(frame)]
+        if frame.get("done") is True:
+            return self._done(frame)
+        raise EngineFailed("the node sent a line that is no frame")
 
     def _tokens(self, frame: Mapping[str, Any]) -> TokenChunk:
         ids = frame["t"]
