@@ -181,6 +181,10 @@ class EngineClient(ABC):
     #: both legs at once: a decode node that was cut off keeps memory until prefill has written there, so the host makes
     #: a prefill call that was cut off again
     freed_by_write: bool = False
+    #: seconds after which a decode node lets go by itself of KV for requests that are gone; and where the prefill
+    #: instance that was to write it is gone as well. 0 = at once, or never
+    lets_go_s: float = 0.0
+    lets_go_lost_s: float = 0.0
     #: the decode leg answers with tokens (:attr:`Reply.TOKENS`), so the host needs the model's tokenizer
     speaks_tokens: bool = False
     #: hand-overs that one prefill instance bears at once, from its prefill call to the status of the decode call; the

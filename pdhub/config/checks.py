@@ -30,6 +30,7 @@ def check_config(config: Config, origins: Origins) -> None:
     _unique(models, "model", origins)
     _addresses(config, origins)
     _served(config, origins)
+    _recycled(config, origins)
 
 
 def _served(config: Config, origins: Origins) -> None:
@@ -40,6 +41,15 @@ def _served(config: Config, origins: Origins) -> None:
             if name not in names:
                 where = origins.where(("prefill", i, "pools", j))
                 raise ConfigError(f"no pool is named '{name}'", where=where, hint=f"there are: {', '.join(names)}")
+
+
+def _recycled(config: Config, origins: Origins) -> None:
+    """Nodes that may be started again exist."""
+    names = [node.name for pool in config.pools for node in pool.nodes]
+    for i, name in enumerate(config.router.recycle.nodes):
+        if name not in names:
+            where = origins.where(("router", "recycle", "nodes", i))
+            raise ConfigError(f"no pool has a node '{name}'", where=where, hint=f"there are: {', '.join(names)}")
 
 
 def _unique(names: list[tuple[Path, str]], what: str, origins: Origins) -> None:

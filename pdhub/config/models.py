@@ -56,6 +56,27 @@ class DecisionsConfig(Model):
     keep: int = Field(256, ge=0, le=100_000, description="Latest decisions at `/debug/decisions`, with debug_headers.")
 
 
+class RecycleConfig(Model):
+    """Decode nodes that hold KV which nobody uses and which no call frees, as after the death of a prefill instance."""
+
+    when: Literal["never", "spare", "always"] = Field(
+        "spare",
+        description="Such a node is taken out to be started again: only while another node of its pool can serve "
+        "(`spare`), or even if it is the only one. It takes as long as loading the model.",
+    )
+    above: float = Field(0.05, ge=0, lt=1, description="Only if that is more than this share of its KV memory.")
+    after_s: Seconds = Field(
+        10.0,
+        description="How long nothing must have happened there before KV counts as unused; longer where the engine "
+        "lets go by itself within a minute.",
+    )
+    nodes: list[Name] = Field(
+        default_factory=list,
+        description="Nodes that somebody starts again when `/ready` says so; `pdhub up` adds those that it launched. "
+        "Others stay in, and are only reported.",
+    )
+
+
 class RouterConfig(Model):
     """The OpenAI endpoint."""
 
@@ -76,6 +97,9 @@ class RouterConfig(Model):
         True,
         description="Before a prefill instance and a node are used together, and when one comes back: compare a short "
         "greedy answer with that of one server alone, where the engine can answer so.",
+    )
+    recycle: RecycleConfig = Field(
+        default_factory=RecycleConfig, description="Decode nodes whose KV memory nobody will free."
     )
     drain_s: Seconds = Field(10.0, description="When told to stop: how long open answers may take to finish.")
     debug_headers: bool = Field(

@@ -38,11 +38,33 @@ class Keeper:
         self._on_event = on_event
         self._on_line = on_line
         self._tail = Tail()
+        self._again = ""
+        self._asked_at: float | None = None
+        self._not_before = 0.0
+
+    def again(self, why: str) -> bool:
+        """Drain it and start it anew; that is no failure. The state is ``STARTING`` then, until it serves.
+
+        Refused (False) unless it serves, and has served for as long as it took to start it so the last time: whoever
+        asks again and again must not keep it from serving.
+
+        Args:
+            why: for people.
+        """
+        now = time.monotonic()
+        if self.state is not State.READY or now < self._not_before:
+            return False
+        self._again, self._asked_at = why, now
+        self._tell(State.STARTING, f"stopping, to be started again: {why}")
+        return True
 
     async def run(self) -> None:
         """Until given up or cancelled. The process itself is stopped by :meth:`stop`, not by cancelling this."""
         while True:
             ready_at, why = await self._one_life()
+            if self._again:
+                self._again = ""
+                continue
             if not self.first_ready.done():
                 self.first_ready.set_exception(self._start_failed(why))
                 self._tell(State.GIVEN_UP, why)
@@ -72,9 +94,15 @@ class Keeper:
             now = time.monotonic()
             if status is not None:
                 return ready_at, f"ended: {how_it_ended(status)}"
+            if self._again:
+                await self._drain()
+                return ready_at, self._again
             if ready_at is None and now >= next_probe:
                 if await self._probe(process.ready_url):
                     ready_at = time.monotonic()
+                    if self._asked_at is not None:
+                        self._not_before = ready_at + (ready_at - self._asked_at)
+                        self._asked_at = None
                     self._tell(State.READY, f"ready after {ready_at - began:.1f} s")
                     if not self.first_ready.done():
                         self.first_ready.set_result(None)
@@ -114,13 +142,18 @@ class Keeper:
         """Ask the process to drain, wait ``stop_within_s``, kill. :meth:`run` must have ended."""
         if self.running is None or self.running.poll() is not None:
             return
+        late = f"did not stop within {self.member.stop_within_s:g} s: killed"
+        self._tell(State.STOPPED, "stopped" if await self._drain() else late)
+
+    async def _drain(self) -> bool:
+        """Returns when it has ended: by itself, or (False) because it was killed."""
+        assert self.running is not None
         self.running.terminate()
-        if not await self._gone(self.member.stop_within_s):
-            self._tell(State.STOPPED, f"did not stop within {self.member.stop_within_s:g} s: killed")
-            self.running.kill()
-            await self._gone(5.0)
-            return
-        self._tell(State.STOPPED, "stopped")
+        if await self._gone(self.member.stop_within_s):
+            return True
+        self.running.kill()
+        await self._gone(5.0)
+        return False
 
     def kill(self) -> None:
         """Now, without a drain."""

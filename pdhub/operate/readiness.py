@@ -1,8 +1,10 @@
-"""Is it ready? One GET that must answer 200."""
+"""Is it ready, and what does it say about that? One GET."""
 
 from __future__ import annotations
 
+import json
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 
@@ -31,3 +33,13 @@ class HttpProbe:
                 return answer.status == 200
         except (TimeoutError, aiohttp.ClientError, OSError):
             return False
+
+    async def document(self, url: str) -> dict[str, Any]:
+        """The JSON object that is answered, with whatever status; empty if there is none."""
+        assert self._session is not None
+        try:
+            async with self._session.get(url, allow_redirects=False) as answer:
+                found = json.loads(await answer.read())
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}

@@ -75,6 +75,19 @@ class Supervisor:
                     return
         raise KeyError(member.name)
 
+    async def again(self, name: str, why: str) -> bool:
+        """Drain the member of this name and start it anew; returns when it serves, or is in trouble of its own.
+
+        False at once if it cannot be just now (:meth:`Keeper.again`), or if there is no such member.
+        """
+        keeper = next((k for stage in self._keepers for k in stage if k.member.name == name), None)
+        if keeper is None or not keeper.again(why):
+            return False
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if keeper.state is not State.STARTING:
+                return True
+
     @staticmethod
     async def _end(task: asyncio.Task[None]) -> None:
         task.cancel()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from pdhub.api import ConfigError, NodeSpec, Process, Topology
-from pdhub.config.build import Plan
+from pdhub.config.build import Plan, needs_prefill
 from pdhub.config.topology import operate_of, reachable, specs, topology
 from pdhub.operate.member import Member
 
@@ -35,7 +36,7 @@ def stages(plan: Plan, overrides: Sequence[str] = ()) -> tuple[list[Member], lis
         if node.launch
     ]
     router = Process(
-        argv=(sys.executable, "-m", "pdhub", "router", str(plan.path), *words),
+        argv=(sys.executable, "-m", "pdhub", "router", str(plan.path), *words, *_words(_restartable(plan))),
         ready_url=f"{router_url(plan)}/ready",
         ready_within_s=60.0,
     )
@@ -71,6 +72,19 @@ def _hosted(plan: Plan, spec: NodeSpec, overrides: Sequence[str]) -> Process:
 
 def _words(overrides: Sequence[str]) -> list[str]:
     return [word for override in overrides for word in ("--set", override)]
+
+
+def _restartable(plan: Plan) -> list[str]:
+    """For the router: which nodes are started again when it says so. Those of `pdhub node` free their memory."""
+    ours = [
+        node.name
+        for pool in plan.config.pools
+        if (engine := plan.pools[pool.name]).spec.client is not None and needs_prefill(engine)
+        for node in pool.nodes
+        if node.launch
+    ]
+    named = plan.config.router.recycle.nodes
+    return [f"router.recycle.nodes={json.dumps(sorted({*ours, *named}))}"] if ours else []
 
 
 def router_url(plan: Plan) -> str:

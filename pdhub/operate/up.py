@@ -18,6 +18,7 @@ from pdhub.operate.keeper import OnEvent, OnLine
 from pdhub.operate.member import Member, StartFailed
 from pdhub.operate.ports import settle
 from pdhub.operate.readiness import HttpProbe
+from pdhub.operate.recycle import recycle
 from pdhub.operate.signals import StopSignals
 from pdhub.operate.supervisor import Supervisor
 from pdhub.operate.tree import router_url, stages
@@ -113,8 +114,10 @@ def run(config_path: str | Path, overrides: Sequence[str] = ()) -> int:
     console = TreeConsole([member.name for stage in members for member in stage], sys.stdout)
     launcher: Launcher = plan.launcher.spec.factory(plan.launcher.config)
 
-    async def work(_supervisor: Supervisor) -> None:
+    async def work(supervisor: Supervisor) -> None:
         console.say(f"serving {plan.config.model.name} at {router_url(plan)}/v1   (Ctrl-C stops all)")
+        async with HttpProbe() as probe:
+            await recycle(supervisor, lambda: probe.document(f"{router_url(plan)}/ready"))
 
     return asyncio.run(
         run_tree(launcher, members, say=console.say, on_event=console.event, on_line=console.line, work=work)

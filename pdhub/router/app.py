@@ -53,6 +53,7 @@ def make_app(context: Context, reloader: Reloader) -> FastAPI:
         ok, details = readiness(context.fleet, context.clock())
         if context.draining:
             ok, details = False, {**details, "status": "draining"}
+        details["stranded"] = context.recycler.document()
         details["policy"] = _live(context, reloader)
         if context.parsing.problem:
             details["problems"].append(f"parser: {context.parsing.problem}")

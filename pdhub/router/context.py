@@ -22,6 +22,7 @@ from pdhub.router.leftovers import Leftovers
 from pdhub.router.lines import Lines
 from pdhub.router.parsing import Parsing
 from pdhub.router.presentation import TextDecoder
+from pdhub.router.recycle import Recycler
 from pdhub.router.rulebook import Rulebook
 from pdhub.telemetry.decisions import DecisionLog
 from pdhub.telemetry.observer import Observer
@@ -61,7 +62,7 @@ class Context:
         gate: in front of pools. lines: in front of prefill instances.
     text: None if no pool speaks tokens. observer: None if nobody observes. clock: monotonic seconds.
         generation: what the model's files say, for pools that speak tokens.
-        parsing: of reasoning and tool calls, for them too.
+        parsing: of reasoning and tool calls, for them too. recycler: of nodes that hold KV for nobody.
     requests: how many have not ended. draining: the router refuses new ones.
         records: the last ended requests, for ``/debug/requests``.
     """
@@ -77,6 +78,7 @@ class Context:
     text: TextDecoder | None
     observer: Observer[RequestRecord] | None
     clock: Callable[[], float]
+    recycler: Recycler
     generation: Generation = field(default_factory=Generation)
     parsing: Parsing = field(default_factory=Parsing)
     decisions: DecisionLog = field(default_factory=DecisionLog)

@@ -28,6 +28,8 @@ class Endpoint:
 
     ``writes`` is what a prefill instance hands over (layouts, connectors), ``learned`` what clients want to know again.
     ``reads`` takes the load out of an answer's headers, where the engine tells it there.
+    ``owed`` are writes that prefill is still to make there for requests that are gone. ``retiring`` is why it gets no
+    new requests though it could serve, for people; empty = it does.
     ``pending_tokens`` are prompt tokens sent to it and not yet answered, ``slots`` what it runs at once (0 = unknown).
     """
 
@@ -64,7 +66,9 @@ class Endpoint:
         self.learned: Mapping[str, Any] = {}
         self.writes: frozenset[str] = frozenset()
         self.gone = False
+        self.owed = 0
         self.draining = False
+        self.retiring = ""
         self.problem = "has not answered yet"
         self.role = role
         self.config = config or {}
@@ -107,7 +111,7 @@ class Endpoint:
     def health(self, now: float) -> Health:
         if not self._known:
             return Health.STARTING
-        if self.draining:
+        if self.draining or self.retiring:
             return Health.DRAINING
         if self._misses >= self._probe_failures:
             return Health.DOWN

@@ -57,4 +57,5 @@ def _problem(fleet: Fleet, pool: Pool, node: Endpoint, now: float) -> str | None
 
 def _sick(endpoint: Endpoint, now: float) -> str:
     health = endpoint.health(now).value
-    return f"{health} ({endpoint.problem})" if endpoint.problem else health
+    why = endpoint.problem or endpoint.retiring
+    return f"{health} ({why})" if why else health

@@ -36,6 +36,7 @@ from pdhub.router.paircheck import PairChecker
 from pdhub.router.parsing import Parsing
 from pdhub.router.presentation import load_text_decoder
 from pdhub.router.probe import Prober
+from pdhub.router.recycle import Recycler
 from pdhub.router.relay import Upstream
 from pdhub.router.reload import Reloader
 from pdhub.router.rulebook import rulebook
@@ -79,6 +80,7 @@ class RouterServer:
             waiting=gate.waiting,
         )
         caches, leftovers = Caches(), Leftovers(clock)
+        recycler = Recycler(fleet, config.router.recycle, clock)
         metrics = RouterMetrics(
             lambda: [(e.name, e.in_flight, e.usable(clock())) for e in fleet.endpoints()],
             gate.waiting,
@@ -88,6 +90,7 @@ class RouterServer:
             lambda: [(p, n, not found.held) for (p, n), found in fleet.pairs.found.items()],
             caches.blocks,
             leftovers.held,
+            recycler.ratios,
         )
         caller = Caller(self._upstream, config.router, clock)
         tokenizer = self._tokenizer(fleet)
@@ -106,6 +109,7 @@ class RouterServer:
             parsing=parsing,
             observer=None,
             clock=clock,
+            recycler=recycler,
             decisions=_decisions(config.router),
             caches=caches,
             leftovers=leftovers,
@@ -199,6 +203,7 @@ class RouterServer:
     def _probed(self, endpoint: Endpoint) -> None:
         if endpoint.gone:
             self.context.caches.gone(endpoint.name)
+        self.context.recycler.probed(endpoint)
         self._refresh(endpoint)
         if self._checker is not None:
             self._checker.probed(endpoint)

@@ -29,12 +29,21 @@ async def write_at_last(
     Args:
         instance: its prefill instance. node: the decode node. send: the prefill call, as it was.
     """
-    for _ in range(round(PATIENCE_S / PAUSE_S)):
-        if not instance.in_flight:
-            break
-        await asyncio.sleep(PAUSE_S)
-    if instance.gone or node.gone:  # what one of them knew of the hand-over is gone with it
-        return
+    node.owed += 1
+    try:
+        for _ in range(round(PATIENCE_S / PAUSE_S)):
+            if not instance.in_flight:
+                break
+            await asyncio.sleep(PAUSE_S)
+        if not instance.gone and not node.gone:  # what one of them knew of the hand-over is gone with it
+            await _write(instance, node, send, clock)
+    finally:
+        node.owed -= 1
+
+
+async def _write(
+    instance: Endpoint, node: Endpoint, send: Callable[[], Awaitable[object]], clock: Callable[[], float]
+) -> None:
     instance.count(+1, clock())
     try:
         await send()

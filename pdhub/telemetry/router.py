@@ -64,6 +64,7 @@ class RouterMetrics:
         pairs: now: (prefill instance, node, whether requests may take that path).
         caches: now: (endpoint that tells it, blocks known to be in its prefix cache).
         leftovers: now: (prefill instance, hand-overs whose KV waits for the end of its lease, seconds until the last).
+        stranded: now: (decode node, share of its KV memory that it holds for nobody).
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class RouterMetrics:
         pairs: Callable[[], Iterable[tuple[str, str, bool]]] = lambda: (),
         caches: Callable[[], Iterable[tuple[str, int]]] = lambda: (),
         leftovers: Callable[[], Iterable[tuple[str, int, float]]] = lambda: (),
+        stranded: Callable[[], Iterable[tuple[str, float]]] = lambda: (),
     ) -> None:
         self.registry = CollectorRegistry()
         self._endpoints = endpoints
@@ -86,6 +88,7 @@ class RouterMetrics:
         self._pairs = pairs
         self._caches = caches
         self._leftovers = leftovers
+        self._stranded = stranded
         r = self.registry
         self.requests = Counter(
             "pdhub_router_requests_total", "Requests that ended.", ["pool", "outcome", "code"], registry=r
@@ -202,6 +205,13 @@ class RouterMetrics:
         for name, count, seconds in self._leftovers():
             left.add_metric([name], count)
             freed.add_metric([name], seconds)
+        stranded = GaugeMetricFamily(
+            "pdhub_router_stranded_kv_ratio",
+            "Share of its KV memory that a decode node holds though nothing runs or waits there.",
+            labels=["node"],
+        )
+        for name, ratio in self._stranded():
+            stranded.add_metric([name], ratio)
         waiting = GaugeMetricFamily("pdhub_router_waiting", "Requests in the queue.", labels=["pool"])
         for pool, count in self._waiting().items():
             waiting.add_metric([pool], count)
@@ -212,6 +222,7 @@ class RouterMetrics:
             caches,
             left,
             freed,
+            stranded,
             waiting,
             *self._turns(),
             *self._calibration(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ KEPT = Path(__file__).parents[2] / "bench" / "results" / "vllm-faults.md"
 @dataclass(frozen=True)
 class Row:
     """``seconds``: from the fault to what the client saw. ``gauges_s``: until no surviving server runs, waits or holds
-    anything; ``right``: of the next requests."""
+    anything; ``right``: of the next requests; ``again``: the tree started decode again for what it held."""
 
     flow: str
     fault: str
@@ -28,6 +27,7 @@ class Row:
     seconds: float
     gauges_s: float
     right: int
+    again: bool = False
 
 
 TABLE: list[Row] = []
@@ -36,7 +36,7 @@ HEAD = ["| flow | fault | the client sees | after | gauges idle after | next one
 
 def line(row: Row) -> str:
     """As Markdown."""
-    gauges = "never" if math.isinf(row.gauges_s) else f"{row.gauges_s:.0f} s"
+    gauges = f"{row.gauges_s:.0f} s{', decode started again' if row.again else ''}"
     return f"| {row.flow} | {row.fault} | {row.seen} | {row.seconds:.1f} s | {gauges} | {row.right} |"
 
 

@@ -7,8 +7,8 @@ does not answer; a decode engine that wants KV from a stopped prefill engine has
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import math
 import os
 import re
 import secrets
@@ -27,9 +27,9 @@ TOKENS = 8
 PHASE_S = 60
 KILL_S = 2.0
 IDLE_S = 60.0
-MOONCAKE_S = 120.0
-"""A Mooncake decode that asked a prefill instance for KV which is gone gives up after its abort time-out (45 s) and
-60 s more, which are fixed in vLLM."""
+"""Until all is free again. Where the tree starts a decode node again for it: up to 1 s until the router's next probe,
+10 s for which nothing happens there (`router.recycle.after_s`), 1 s for a second look, 1 s until `pdhub up` looks; the
+rest is the server's own end and start."""
 NEXT = 20
 
 
@@ -150,6 +150,7 @@ class Outcome:
 
     gauges_s: float
     right: int
+    again: bool
 
 
 class Watch:
@@ -173,42 +174,37 @@ class Watch:
         self,
         since: float,
         killed: Server | None = None,
-        within_s: float = IDLE_S,
         keeps: Server | None = None,
         may_keep: Server | None = None,
     ) -> Outcome:
         """Wait for idle gauges and, after a kill, for the restart; then ask the next ones. Adds rows to the table.
 
         Args:
-            within_s: of the gauges. keeps: a server that never lets go of what it holds: it is restarted. may_keep: one
-                that does so if it was quick to take it.
+            keeps: a server that by itself would hold on to what it has for longer than a minute: the tree starts it
+                again. may_keep: one that does so if it was quick to take it.
         """
-        world, stage = self._stage.world, self._stage
+        world, stage, holder = self._stage.world, self._stage, keeps or may_keep
         for server in (stage.node, stage.prefill, world.single):
-            if server not in (killed, keeps, may_keep):
-                server.wait_idle(max(1.0, since + within_s - time.monotonic()))
-        if (holder := keeps or may_keep) is not None:
-            wait_for(lambda: time.monotonic() > since + within_s or holder.idle(), within_s + 1, lambda: "")
-            assert keeps is None or not keeps.idle(), f"{keeps.name} lets go of it after all: say so in docs/vllm.md"
-            keeps = None if holder.idle() else holder
+            if server is not killed:
+                idle = functools.partial(_idle, server) if server is holder else server.idle
+                left_s = max(1.0, since + IDLE_S - time.monotonic())
+                wait_for(idle, left_s, functools.partial(_not_idle, server))
         gauges_s = time.monotonic() - since
-        if keeps is not None:
-            gauges_s = math.inf
-            stage.kill(keeps)
-            wait_for(lambda: not _gone(keeps), 300, lambda: f"{keeps.name} has not come back\n{world.log()}")
         if killed is not None:
             wait_for(lambda: not _gone(killed), 300, lambda: f"{killed.name} has not come back\n{world.log()}")
         world.wait_ready()
-        for server in world.servers.values():
-            if server not in (killed, keeps):
-                assert (server.pid, server.engine_pid) == stage.pids[server.name], f"{server.name} died too"
+        renewed = {s.name for s in world.servers.values() if (s.pid, s.engine_pid) != stage.pids[s.name]}
+        again = holder is not None and holder.name in renewed
+        assert keeps is None or again, f"{keeps.name} lets go of it after all: say so in docs/vllm.md"
+        expected = {s.name for s in (killed, holder if again else None) if s is not None}
+        assert renewed == expected, f"{renewed} for {expected}: died, or were started again\n{world.log()}"
         # A node that failed twice in a row is out for two seconds, of which `/ready` says nothing.
         wait_for(lambda: _answered(stage), 30, lambda: f"nobody answers\n{world.log()}")
         right = next_right(stage)
         for fault, seen, seconds in self._rows:
-            TABLE.append(Row(stage.pool, fault, seen, seconds, gauges_s, right))
+            TABLE.append(Row(stage.pool, fault, seen, seconds, gauges_s, right, again))
         assert right == NEXT, f"{self._rows}: {right} of the next {NEXT} were right\n{world.log()}"
-        return Outcome(gauges_s, right)
+        return Outcome(gauges_s, right, again)
 
     def _lag(self) -> float:
         """What the machine adds just now: the router's answer to a question that costs nothing."""
@@ -249,6 +245,16 @@ def _answered(stage: Stage) -> bool:
 def refuse(server: Server, status: int) -> None:
     """From now on (``shims/refuse.py``); 0 ends it."""
     assert post(f"{server.url}/refuse?{status}", {})[0] == 200
+
+
+def _idle(server: Server) -> bool:
+    """Of one that may be starting just now: then not yet."""
+    return not _gone(server) and server.idle()
+
+
+def _not_idle(server: Server) -> str:
+    gauges = "does not answer" if _gone(server) else server.gauges()
+    return f"{server.name} is not idle: {gauges}\n{server.log()}"
 
 
 def _gone(server: Server) -> bool:

@@ -49,7 +49,7 @@ def topology(kind: Kind, pools: Sequence[str], model: Path, vllm: Path) -> dict[
     document: dict[str, Any] = {
         "version": 1,
         "model": {"name": "m", "path": str(model)},
-        "router": {"port": ports.take(), "debug_headers": True},
+        "router": {"port": ports.take(), "debug_headers": True, "recycle": {"when": "always", "above": 0}},
         "prefill": [],
         "pools": [],
         "policy": {"type": "round_robin", "rules": [_chosen(pool) for pool in pools]},

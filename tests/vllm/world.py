@@ -87,6 +87,10 @@ class Server:
         """Until nothing runs, waits, or holds KV."""
         wait_for(self.idle, timeout_s, lambda: f"{self.name} is not idle: {self.gauges()}")
 
+    def log(self) -> str:
+        """The end of the tree's log."""
+        return self._world.log()
+
     def transferred(self) -> float:
         """Prompt tokens whose KV came over the wire to this server, so far."""
         _, text = get(f"{self.url}/metrics")

@@ -24,6 +24,16 @@ class MooncakeClient(SplitClient):
     default_lease_s = 45.0
     freed = Freed.LEASE
 
+    @property
+    def lets_go_s(self) -> float:  # type: ignore[override]
+        """Decode gives up with the lease."""
+        return self.lease_s
+
+    @property
+    def lets_go_lost_s(self) -> float:  # type: ignore[override]
+        """A decode that has asked an instance which is gone waits 60 s more, which are fixed in vLLM."""
+        return self.lease_s + 60.0
+
     def details(self, node: Target) -> Mapping[str, Call]:
         if node.role != "prefill":
             return {}

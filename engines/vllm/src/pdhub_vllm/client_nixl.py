@@ -39,6 +39,7 @@ class PullClient(SplitClient):
     bind = Bind.LATE
     default_lease_s = 30.0
     freed = Freed.LEASE
+    lets_go_lost_s = 30.0  # a read from an instance that is gone fails when UCX finds out: 17 s over TCP
 
     def prefill_params(self, leg: Leg) -> Mapping[str, Any]:
         return ASK
