@@ -107,7 +107,7 @@ class Recycler:
             watched.said = False
         else:
             reason = self._kept(watched, now)
-            if not watched.said:
+            if not reason or not watched.said:
                 will = f"it stays ({reason})" if reason else "it is taken out, to be started again"
                 log.warning("'%s' holds %s for nobody: %s", node.name, _share(unused.usage), will)
                 watched.said = True

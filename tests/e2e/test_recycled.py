@@ -134,11 +134,3 @@ def test_two_go_one_after_the_other(up: Up) -> None:
     assert {name for name in before if before[name] != after[name]} == {"d0", "d1"}
     lines = [line for line in up.out.splitlines() if "to be started again: 25" in line or "• ready after" in line]
     assert ["ready" in line for line in lines[-4:]] == [False, True, False, True]
-
-
-def test_the_prefill_instance_and_the_router_are_left_alone(up: Up) -> None:
-    before = up.pids()
-    up.strand("p0")
-    time.sleep(3)  # six times as long as it takes where it is done
-    assert up.pids() == before
-    assert up.ready()["stranded"] == {}

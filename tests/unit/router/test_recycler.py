@@ -224,6 +224,13 @@ def test_a_lost_prefill_instance_is_known_until_nothing_is_held():
     assert world.states() == {"a": "draining"}
 
 
+def test_a_prefill_instance_keeps_kv_until_it_is_fetched():
+    world = World()
+    world.loads["p"] = HELD
+    world.pass_(60)
+    assert (world.states(), world.prefill.retiring) == ({}, "")
+
+
 def test_nodes_of_pdhub_node_free_their_own_memory():
     world = World(hosted=True)
     world.loads["a"] = HELD
