@@ -277,7 +277,7 @@ class Journey:
         breakers = [node.breaker]
         if prefill is not None:
             breakers += [prefill.breaker, context.fleet.pair(prefill.name, name)]
-        let_in = acquire_all(breakers, now)
+        let_in = not node.retiring and acquire_all(breakers, now)  # the choice may be older than that
         context.fleet.changed(node)
         if not let_in:
             self._error = self._error or no_endpoints("no node is ready")

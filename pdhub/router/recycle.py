@@ -124,7 +124,7 @@ class Recycler:
         if node.name not in config.nodes:
             return "router.recycle.nodes does not name it"
         if watched.unused.usage <= config.above:
-            return f"that is not more than {config.above:.0%}"
+            return f"that is not more than {config.above:.1%}"
         if any(other.retiring for other in watched.pool.nodes.values()):
             return "another node of its pool goes first"
         if self._alone(watched, now):

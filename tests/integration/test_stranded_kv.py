@@ -106,3 +106,20 @@ async def test_a_server_that_does_not_tell_everything_is_never_suspected():
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.6)
         assert (await ready(w))[1]["stranded"] == {}
+
+
+async def test_a_retry_does_not_go_where_it_was_taken_out_meanwhile():
+    async with world("nixl_push", decodes=2, router={"retries": 1}, **PUSH) as w:
+        node = w.running.router.context.fleet.pools["split"].nodes["d1"]
+
+        async def fail(request):
+            node.retiring = "taken out"  # while the first attempt runs
+            w.running.router.context.fleet.changed(node)
+            request.transport.abort()
+
+        w.decode.script = fail
+        for n in range(8):
+            status, body, _ = await w.ask(prompt=f"p{n}", max_tokens=2)
+            if node.retiring:
+                break
+        assert (status, node.in_flight) == (502, 0), body

@@ -151,7 +151,7 @@ def test_a_short_request_between_two_probes_counts():
     [
         ("ab", {"when": "never"}, "when is never"),
         ("ab", {"nodes": ["b"]}, "nodes does not name it"),
-        ("ab", {"above": 0.5}, "not more than 50%"),
+        ("ab", {"above": 0.5}, "not more than 50.0%"),
         ("a", {}, "no other node of its pool can serve"),
     ],
 )
