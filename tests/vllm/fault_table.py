@@ -11,8 +11,9 @@ FLOWS = ("pull", "push", "mooncake", "pdhub shm", "pdhub tcp")
 TITLE = """# Faults of real vLLM servers
 
 Written by `make test-vllm-full`: tiny Qwen3, vLLM 0.32 on a CPU. *After* counts from the fault to what the client
-sees. In the flows `pdhub …` vLLM prefills for a `pdhub node`: each kill came while a lease of the node was in the
-state named, times are the longest of the kills, and 6 answers were asked for after each, else 20."""
+sees. *Decode started again*: `pdhub up` did so, for KV that nobody would have freed within a minute. In the flows
+`pdhub …` vLLM prefills for a `pdhub node`: each kill came while a lease of the node was in the state named, times are
+the longest of the kills, and 6 answers were asked for after each, else 20."""
 KEPT = Path(__file__).parents[2] / "bench" / "results" / "vllm-faults.md"
 
 
