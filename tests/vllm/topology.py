@@ -15,6 +15,10 @@ CHOOSE = "x-pool"
 """Header by which a test says which pool is to answer."""
 
 
+RECYCLE = {"when": "always", "above": 0, "after_s": 5}
+"""Pools have one node, a few blocks are a small share, and a start takes up to 40 s on two cores."""
+
+
 class Ports:
     """Free ports below the range of outgoing connections, each given once in this process."""
 
@@ -49,7 +53,7 @@ def topology(kind: Kind, pools: Sequence[str], model: Path, vllm: Path) -> dict[
     document: dict[str, Any] = {
         "version": 1,
         "model": {"name": "m", "path": str(model)},
-        "router": {"port": ports.take(), "debug_headers": True, "recycle": {"when": "always", "above": 0}},
+        "router": {"port": ports.take(), "debug_headers": True, "recycle": RECYCLE},
         "prefill": [],
         "pools": [],
         "policy": {"type": "round_robin", "rules": [_chosen(pool) for pool in pools]},
