@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 LONGEST_ID: Final = 128
 MAX_ID: Final = (1 << 31) - 1
+_TokenIds = tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)], ...]
 
 
 def parse(data: bytes, kind: type[T]) -> T:
@@ -48,33 +49,37 @@ def decode_body(data: bytes) -> tuple[DecodeBody, DecodeRequest]:
     body = parse(data, DecodeBody)
     _check_id(body.transfer_id)
     _need(bool(body.prompt_token_ids), "prompt_token_ids", "must not be empty")
-    for name, ids in (
-        ("prompt_token_ids", body.prompt_token_ids),
-        ("first_token", [body.first_token]),
-        ("stop_token_ids", body.stop_token_ids),
-    ):
-        # not one by one: thousands of ids are read between prefill's answer and the first step
-        _need(not ids or (min(ids) >= 0 and max(ids) <= MAX_ID), name, "must be token ids")
+    prompt = _token_ids("prompt_token_ids", body.prompt_token_ids)
+    stop = _token_ids("stop_token_ids", body.stop_token_ids)
+    _token_ids("first_token", [body.first_token])
     _need(1 <= body.max_tokens <= MAX_ID, "max_tokens", "must be at least 1")
     _need(body.min_tokens >= 0, "min_tokens", "must not be negative")
     _need(body.logprobs is None or body.logprobs >= 0, "logprobs", "must not be negative")
     _need(math.isfinite(body.wait_s) and body.wait_s > 0, "wait_s", "must be a positive number of seconds")
-    return body, _request(body)
+    return body, _request(body, prompt, stop)
 
 
-def _request(body: DecodeBody) -> DecodeRequest:
+def _token_ids(name: str, ids: list[int]) -> tuple[int, ...]:
+    """In one call: thousands of ids are read between prefill's answer and the first step."""
+    try:
+        return msgspec.convert(ids, _TokenIds)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"{name} must be token ids", param=name) from None
+
+
+def _request(body: DecodeBody, prompt: tuple[int, ...], stop: tuple[int, ...]) -> DecodeRequest:
     first = body.first_logprob
     return DecodeRequest(
         transfer_id=body.transfer_id,
         request_id=body.request_id,
-        prompt_token_ids=tuple(body.prompt_token_ids),
+        prompt_token_ids=prompt,
         first_token=body.first_token,
         max_tokens=body.max_tokens,
         sampling=_sampling(body),
         first_logprob=None if first is None else TokenLogprob(first[0], first[1], tuple(first[2])),
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
-        stop_token_ids=tuple(body.stop_token_ids),
+        stop_token_ids=stop,
         logprobs=body.logprobs,
     )
 

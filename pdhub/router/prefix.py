@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
@@ -79,4 +78,5 @@ def _pieces(body: Mapping[str, Any], chat: bool, limit: int | None = _LIMIT) -> 
 def _encoded(prompt: str | list[int], limit: int | None) -> bytes:
     if isinstance(prompt, str):
         return prompt[:limit].encode(errors="surrogatepass")
-    return array("q", prompt[: None if limit is None else limit // 8]).tobytes()
+    # Each id ends with a comma, so that what a prompt begins with is what its bytes begin with.
+    return msgspec.json.encode(prompt[: None if limit is None else limit // 2])[1:-1] + b","

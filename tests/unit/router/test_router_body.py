@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdhub.api import Feature, InvalidRequest, ModelNotFound
 from pdhub.router.openai import CHAT_PATH, COMPLETIONS_PATH, parse_request
-from pdhub.router.validate import CHAT, COMPLETIONS
+from pdhub.router.validate import CHAT, COMPLETIONS, array, integer, tokens
 
 TEXT = {"model": "m", "prompt": "hello"}
 TALK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -185,3 +185,22 @@ def test_any_object_is_a_request_or_an_invalid_one(path, body, valid_core):
 def test_any_bytes_are_an_invalid_request(path, raw):
     with pytest.raises(InvalidRequest):
         parse(path, raw)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(-2, 3), st.just(1 << 31), st.just(1 << 70), st.booleans(), st.floats(), st.none()))
+)
+def test_token_ids_are_checked_at_once_as_they_would_be_one_by_one(ids):
+    for least in (0, 1):
+        assert tokens(least=least)(ids) == array(integer(0), least=least)(ids)
+
+
+@pytest.mark.parametrize("value", [None, "12", {"1": 2}, 3, [[1]], ["1"]])
+def test_what_is_no_array_of_token_ids(value):
+    assert tokens()(value) == array(integer(0))(value) is not None
+
+
+def test_a_long_prompt_with_one_wrong_id():
+    with pytest.raises(InvalidRequest, match="prompt must be a string or an array of which every entry is a string or"):
+        parse(COMPLETIONS_PATH, {"model": "m", "prompt": [*range(50_000), -1]})

@@ -71,6 +71,14 @@ def test_requests_carry_it():
     assert parse_request(COMPLETIONS_PATH, b'{"model":"m","prompt":"short"}', "m", ()).prefix == ()
 
 
+def test_ids_alike_until_they_differ():
+    shared = list(range(1000, 2000))  # of five bytes each
+    one, two = completion([*shared, 1, *shared]), completion([*shared, 12, *shared])
+    assert common(one, two) == 5 * len(shared) // BLOCK_BYTES
+    assert completion([*shared, *shared])[: len(completion(shared))] == completion(shared)
+    assert common(completion([1, 12] * 200), completion([11, 2] * 200)) == 0
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=3000), st.text(max_size=1500), st.text(max_size=1500))
 def test_any_text(shared, one, two):
