@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdhub_vllm.parser import VLLMParserFactory
 from pdhub_vllm.parser_config import VLLMParserConfig
+from pdhub_vllm.parser_derender import DerenderParser, Endpoints
 from tokenizers import Tokenizer
 
 from pdhub.api import Finished, FinishReason, ParseRequest, Piece, TokenChunk
@@ -93,6 +94,71 @@ async def test_any_cutting_gives_the_same_answer(parsers, model, data):
     cuts = data.draw(st.lists(st.integers(1, len(ids))) | st.just([]))
     one_by_one = await _answer(parsers, model, body, ids, range(len(ids)), ended)
     assert await _answer(parsers, model, body, ids, cuts, ended) == one_by_one
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+async def test_words_that_the_endpoint_parses_at_once_mean_the_same(parsers, model, data):
+    """vLLM's own parsers, told their steps as the endpoint tells them; scripts with runs of words between the marks."""
+    decoder = load_text_decoder(str(model))
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    words = [i for text in ("answer is 42. ", " Here is", "call", "one\n") for i in tokenizer.encode(text).ids]
+    ids: list[int] = []
+    for token in _ids(model, data.draw(st.sampled_from(sorted(scripted.SCRIPTS)))):
+        ids += data.draw(st.lists(st.sampled_from(words), max_size=4)) if data.draw(st.booleans()) else []
+        ids.append(token)
+    stream = decoder.stream(skip_special_tokens=False)
+    answer = [*(Piece(stream.push(token), (token,)) for token in ids), Piece("", (EOS,))]
+    one_by_one = await _parsed(parsers, [[piece] for piece in answer], lambda: 0.0)
+    now = iter(itertools.count(0.0, data.draw(st.sampled_from([0.0, 0.1, 0.7]))))
+    groups, rest = [], answer
+    while rest:
+        size = data.draw(st.integers(1, 9))
+        groups, rest = [*groups, rest[:size]], rest[size:]
+    assert await _parsed(parsers, groups, lambda: next(now)) == one_by_one
+
+
+async def _parsed(factory, groups, clock) -> Any:
+    """By a :class:`DerenderParser` whose endpoint is a new parser of the child for every call."""
+    texts: dict[int, str] = {}
+
+    async def ask(call) -> dict[str, Any]:
+        body = dict(call.set)
+        state = body["stream_state"] or {"ids": [], "lens": []}
+        (choice,) = body["generate_chunk"]["choices"]
+        fresh = await factory.open(ParseRequest({**BODY, "stream": True}, True))
+        fresh.begin(body["prompt_token_ids"])
+        rest, steps = list(state["ids"]), []
+        for count in state["lens"]:
+            chunk, rest = rest[:count], rest[count:]
+            steps.append(Piece("".join(texts[i] for i in chunk), tuple(chunk)))
+        if steps:
+            await fresh.feed(steps, ended=False)
+        ids = choice["token_ids"]
+        last = Piece("".join(texts[i] for i in ids), tuple(ids))
+        told = await fresh.feed([last], ended=choice["finish_reason"] is not None)
+        fresh.close()
+        calls = [
+            {"index": c.index, "id": c.id, "function": {"name": c.name, "arguments": c.arguments}}
+            for c in told.tool_calls
+        ]
+        delta = {"content": told.content, "reasoning": told.reasoning, "tool_calls": calls}
+        lens = [*state["lens"], len(ids)] if ids else state["lens"]
+        return {"chunk": {"choices": [{"delta": delta}]}, "stream_state": {"ids": state["ids"] + ids, "lens": lens}}
+
+    parser = DerenderParser(ParseRequest(BODY, True, "p", ask), Endpoints(), clock)
+    parser.begin([5, 6])
+    content = reasoning = ""
+    named: dict[int, tuple[str, str]] = {}
+    for place, group in enumerate(groups):
+        for piece in group:
+            texts.update(dict.fromkeys(piece.token_ids, piece.text))
+        delta = await parser.feed(group, ended=place == len(groups) - 1)
+        content, reasoning = content + delta.content, reasoning + delta.reasoning
+        for part in delta.tool_calls:
+            name, arguments = named.get(part.index, ("", ""))
+            named[part.index] = (name + (part.name or ""), arguments + part.arguments)
+    return content, reasoning, named
 
 
 async def _answer(factory, model, body: dict[str, Any], ids: list[int], cuts, ended: bool) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pdhub.api import (
@@ -25,6 +25,21 @@ PROBE: Final = {"generate_response": {"request_id": "pdhub", "choices": [{"index
 AGAIN_S: Final = 30.0
 """After which an instance that had it off is asked again."""
 ON_S: Final = 600.0
+
+REST: Final = 3.0
+"""Words wait for so many times as long as the last call took: an answer keeps the endpoint busy for a quarter of its
+time at most."""
+LONGEST_S: Final = 1.0
+PATIENCE: Final = 3
+"""So many runs of words may turn out to mean more; then each token of the answer is a call."""
+
+_MARKS: Final = frozenset("<>[]{}|｜`$\\")
+"""No parser's mark is without one of these, but for phrases, which show themselves by not being shown."""
+
+
+def is_words(piece: Piece) -> bool:
+    """Whether a piece is plain text: nothing in it that a mark may begin with, nor a line's end, which parsers hold."""
+    return bool(piece.text) and not piece.text.endswith("\n") and _MARKS.isdisjoint(piece.text)
 
 
 class Endpoints:
@@ -55,46 +70,98 @@ class Endpoints:
 
 
 class DerenderParser(OutputParser):
-    """One answer. The endpoint keeps no state: with every piece of a stream it parses all that came before again."""
+    """One answer.
+
+    The endpoint keeps no state: with every call of a stream it parses all that came before again. What must be parsed
+    token by token is a call each. A run of plain words is one call, for it means the same however it is cut, and waits
+    for some time after a call that took long: so what an answer of words costs grows with its length, not with the
+    square of it.
+
+    Args:
+        clock: seconds.
+    """
 
     keeps_special_tokens = True
 
-    def __init__(self, request: ParseRequest, endpoints: Endpoints) -> None:
+    def __init__(
+        self, request: ParseRequest, endpoints: Endpoints, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         assert request.ask is not None
         self._ask = request.ask
         self._request = request
         self._endpoints = endpoints
+        self._clock = clock
         self._prompt: list[int] = []
         self._state: Any = None
+        self._waiting: list[Piece] = []
+        self._rested_at = 0.0  # from then on words need not wait
+        self._clear = False  # what was parsed last was shown at once, as it was
+        self._surprises = 0
 
     def begin(self, prompt_token_ids: Sequence[int]) -> None:
         self._prompt = list(prompt_token_ids)
 
     async def feed(self, pieces: Sequence[Piece], *, ended: bool) -> ParsedDelta:
-        content = reasoning = ""
-        calls: list[ToolCallDelta] = []
-        for place, piece in enumerate(pieces):
-            last = ended and place == len(pieces) - 1
-            # The token that ends an answer is not part of its text, but would be decoded.
-            ids = [] if last and not piece.text else list(piece.token_ids)
-            choice = {"index": 0, "token_ids": ids, "finish_reason": "stop" if last else None}
-            body = {
+        self._waiting += pieces
+        told: list[ParsedDelta] = []
+        while self._waiting:
+            run = self._words(ended)
+            if run and not ended and run == len(self._waiting) and self._clock() < self._rested_at:
+                break
+            told += await self._parsed(max(1, run), ended)
+        return ParsedDelta(
+            "".join(delta.content for delta in told),
+            "".join(delta.reasoning for delta in told),
+            tuple(call for delta in told for call in delta.tool_calls),
+        )
+
+    def _words(self, ended: bool) -> int:
+        """How many of the pieces that wait are a run of words that may be parsed at once."""
+        if not self._clear or self._surprises >= PATIENCE:
+            return 0
+        among = self._waiting[:-1] if ended else self._waiting
+        return next((n for n, piece in enumerate(among) if not is_words(piece)), len(among))
+
+    async def _parsed(self, count: int, ended: bool) -> list[ParsedDelta]:
+        """Take so many pieces that wait, and parse them."""
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        last = ended and not self._waiting
+        state = self._state
+        delta = await self._step(taken, last=last)
+        text = "".join(piece.text for piece in taken)
+        shown = delta.content or delta.reasoning
+        alone = not (delta.content and delta.reasoning) and not delta.tool_calls
+        if count > 1 and not (alone and shown == text):
+            # Something in them means more than it says, so they are parsed as everything else.
+            self._surprises += 1
+            self._state, self._clear = state, False
+            self._waiting = taken + self._waiting
+            return [one for _ in taken for one in await self._parsed(1, ended)]
+        self._clear = alone and bool(text) and shown.endswith(text)
+        return [delta]
+
+    async def _step(self, pieces: Sequence[Piece], *, last: bool) -> ParsedDelta:
+        # The token that ends an answer is not part of its text, but would be decoded.
+        ids = [] if last and not pieces[-1].text else [token for piece in pieces for token in piece.token_ids]
+        choice = {"index": 0, "token_ids": ids, "finish_reason": "stop" if last else None}
+        began = self._clock()
+        answer = await self._call(
+            {
                 "stream": True,
                 "generate_chunk": {"request_id": "pdhub", "choices": [choice]},
                 "stream_state": self._state,
                 **self._about(),
             }
-            answer = await self._call(body)
-            self._state = answer["stream_state"]
-            delta = answer["chunk"]["choices"][0]["delta"]
-            content += delta.get("content") or ""
-            reasoning += delta.get("reasoning") or ""
-            for call in delta.get("tool_calls") or ():
-                told = call.get("function") or {}
-                calls.append(
-                    ToolCallDelta(call["index"], call.get("id"), told.get("name"), told.get("arguments") or "")
-                )
-        return ParsedDelta(content, reasoning, tuple(calls))
+        )
+        now = self._clock()
+        self._rested_at = now + min(LONGEST_S, REST * (now - began))
+        self._state = answer["stream_state"]
+        delta = answer["chunk"]["choices"][0]["delta"]
+        calls = []
+        for call in delta.get("tool_calls") or ():
+            told = call.get("function") or {}
+            calls.append(ToolCallDelta(call["index"], call.get("id"), told.get("name"), told.get("arguments") or ""))
+        return ParsedDelta(delta.get("content") or "", delta.get("reasoning") or "", tuple(calls))
 
     async def whole(self, pieces: Sequence[Piece]) -> ParsedMessage:
         counted = pieces if pieces[-1].text else pieces[:-1]
