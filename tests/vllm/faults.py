@@ -27,9 +27,9 @@ TOKENS = 8
 PHASE_S = 60
 KILL_S = 2.0
 IDLE_S = 60.0
-"""Until all is free again. Where the tree starts a decode node again for it: up to 1 s until the router's next probe,
-5 s for which nothing happens there (`topology.RECYCLE`), 1 s for a second look, 1 s until `pdhub up` looks; the rest
-is the server's own end and start, while prefill starts too. An answer that goes on comes before all this."""
+"""Until all is free again: from the fault, or from the last answer, where one goes on after it. Where the tree starts a
+decode node again: up to 1 s until the router's next probe, 5 s for which nothing happens there (`topology.RECYCLE`), 1 s
+for a second look, 1 s until `pdhub up` looks; the rest is the server's own end and start, while prefill starts too."""
 NEXT = 20
 
 
@@ -159,12 +159,14 @@ class Watch:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._rows: list[tuple[str, str, float]] = []
+        self._answered_at = 0.0
 
     def saw(self, fault: str, asked: Asking, since: float, within_s: float | None = KILL_S) -> None:
         """A row of the table: what the client saw, and when. ``since``: of the fault. Fails if it came too late."""
         asked.join(90)
         assert asked.ended, f"{fault}: {asked} has no end\n{self._stage.world.log()}"
         seconds = max(0.0, asked.ended_at - since)
+        self._answered_at = max(self._answered_at, asked.ended_at)
         self._rows.append((fault, asked.seen(), seconds))
         if within_s is not None:
             lag = self._lag()
@@ -187,7 +189,7 @@ class Watch:
         for server in (stage.node, stage.prefill, world.single):
             if server is not killed:
                 idle = functools.partial(_idle, server) if server is holder else server.idle
-                left_s = max(1.0, since + IDLE_S - time.monotonic())
+                left_s = max(1.0, max(since, self._answered_at) + IDLE_S - time.monotonic())
                 wait_for(idle, left_s, functools.partial(_not_idle, server))
         gauges_s = time.monotonic() - since
         if killed is not None:
