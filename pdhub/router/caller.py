@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -70,8 +71,10 @@ class Caller:
         reply = await self.while_alive(endpoint, sending)
         endpoint.seen(self._clock())
         if reply.status != 200:
+            # what is only asked is asked again and again: the prober says it, once
+            level = logging.DEBUG if call.method == "GET" else logging.WARNING
             async with reply:
-                raise await refusal(reply, endpoint, refused)
+                raise await refusal(reply, endpoint, refused, level)
         if call.origin is None:
             endpoint.heard(reply.headers, self._clock())
         return reply

@@ -28,17 +28,25 @@ Reading = Callable[[int, Mapping[str, Any]], RequestError | None]
 """An engine client's own reading of a refusal: :meth:`pdhub.api.EngineClient.refused`."""
 
 
-async def refusal(reply: UpstreamReply, endpoint: Endpoint, reading: Reading | None = None) -> RequestError:
-    """Read the answer and say what it means for the request. Raises what reading raises."""
+async def refusal(
+    reply: UpstreamReply, endpoint: Endpoint, reading: Reading | None = None, level: int = logging.WARNING
+) -> RequestError:
+    """Read the answer and say what it means for the request. Raises what reading raises.
+
+    Args:
+        level: of the log line about an answer whose text the client does not see.
+    """
     raw = await reply.read(LIMIT)
     document = None if reading is None else _object(raw)
     if reading is not None and document is not None and (meant := reading(reply.status, document)) is not None:
         log.info("'%s' answered %d: %r", endpoint.name, reply.status, raw[:500])
         return meant
-    return classify(reply.status, raw, reply.headers, endpoint)
+    return classify(reply.status, raw, reply.headers, endpoint, level)
 
 
-def classify(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endpoint) -> RequestError:
+def classify(
+    status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endpoint, level: int = logging.WARNING
+) -> RequestError:
     """The error behind a status and a body.
 
     A client's own mistake passes verbatim. Refused credentials are the router's, not the client's. Text of a foreign
@@ -62,12 +70,12 @@ def classify(status: int, raw: bytes, headers: Mapping[str, str], endpoint: Endp
         return _busy(endpoint, headers)
     if 400 <= status < 500 and status not in (401, 403, 407, 499) and document is not None:
         content_type = headers.get("content-type", "application/json")
-        message = str(inner.get("message") or f"'{endpoint.name}' refused the request")
+        message = str(inner.get("message") or f"'{endpoint.name}' answered {status}")
         return Refused(status, raw, content_type, code=code or "invalid_request", message=message)
-    log.warning("'%s' answered %d: %r", endpoint.name, status, raw[:500])
+    log.log(level, "'%s' answered %d: %r", endpoint.name, status, raw[:500])
     if endpoint.hosted and document is not None and status >= 500:
         return wire.from_body(status, document, headers.get("retry-after"))
-    return EngineFailed(f"'{endpoint.name}' failed")
+    return EngineFailed(f"'{endpoint.name}' answered {status}")
 
 
 def from_event(error: Mapping[str, Any], endpoint: Endpoint) -> RequestError:

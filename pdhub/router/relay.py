@@ -112,6 +112,12 @@ def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
     return io.BytesIO(body) if body is not None and len(body) > LARGE else body
 
 
+def _why(error: Exception) -> str:
+    """Without aiohttp's connection key, in which nobody finds the reason."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return f"{type(cause).__name__}: {cause}"
+
+
 class Upstream:
     """Connections to all engines and instances."""
 
@@ -169,7 +175,7 @@ class Upstream:
             # Said once until it can be reached again: it is probed every second.
             level = logging.DEBUG if endpoint.url in self._lost else logging.WARNING
             self._lost.add(endpoint.url)
-            log.log(level, "'%s' at %s cannot be reached: %r", endpoint.name, endpoint.url, error)
+            log.log(level, "'%s' at %s cannot be reached: %s", endpoint.name, endpoint.url, _why(error))
             raise Unreachable(f"'{endpoint.name}' cannot be reached") from error
         self._lost.discard(endpoint.url)
         return UpstreamReply(response, endpoint.name, timeouts.idle_s)

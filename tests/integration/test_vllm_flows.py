@@ -352,6 +352,17 @@ async def test_a_server_that_is_gone_is_said_once(caplog):
         assert len([r for r in said if r.name == "pdhub.router.relay" and r.levelname == "WARNING"]) == 1
 
 
+@pytest.mark.parametrize("body", [b"<html>nobody here</html>", b'{"detail":"Not Found"}'])
+async def test_another_server_at_the_address_is_said_once_with_its_status(caplog, body):
+    async with world("nixl", router={"probe_interval_s": 0.02}) as w:
+        endpoint = w.running.router.context.fleet.prefills["p0"]
+        w.prefill.stranger = body
+        while endpoint._misses < 5:
+            await asyncio.sleep(0.02)
+        said = [r.getMessage() for r in caplog.records if "'p0'" in r.getMessage() and r.levelname == "WARNING"]
+        assert said == ["'p0' is not ready: 'p0' answered 404"]
+
+
 async def test_kv_that_never_comes_ends_a_stream_at_the_hand_overs_deadline():
     sections = {"handoff": {"deadline_s": 0.4}}
     async with world("nixl_push", options={"engine_id": "e"}, engine_id="e", router={"retries": 0}, **sections) as w:

@@ -79,6 +79,7 @@ class VLLM(Server):
         self.bases = [engine_id or secrets.token_hex(8)]
         self.deaths, self.bodies, self.headers = [], [], []
         self.script = None  # an answer in place of the usual one
+        self.stranger = None  # the 404 of another server, in place of the model cards
         self.writes = True  # False: the connector moves nothing
         self.computing = asyncio.Event()
         self.computing.set()  # cleared: prefills wait
@@ -104,6 +105,8 @@ class VLLM(Server):
         return f"{self.bases[-1]}_dp{rank}" if self.ranks > 1 else self.bases[-1]
 
     async def _models(self, request):
+        if self.stranger is not None:
+            return web.Response(status=404, body=self.stranger)
         card = {"id": "m", "object": "model", "max_model_len": 400, "owned_by": "vllm"}
         return web.json_response({"object": "list", "data": [card]})
 
