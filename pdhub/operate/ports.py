@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Iterable, Iterator
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 
 from pdhub.api import ConfigError
 from pdhub.config.models import Config
+from pdhub.wire.server import remedy
 
 _LOW, _HIGH = 20_000, 32_000
 """Below the range that Linux takes for outgoing connections: nobody else grabs one between check and use."""
+
+ROUTER = "router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,10 @@ def listeners(config: Config) -> Iterator[Listener]:
                 yield Listener(node.name, f"pools.{i}.nodes.{j}.port", node.host, node.port)
                 if node.control_port:
                     yield Listener(node.name, f"pools.{i}.nodes.{j}.control_port", node.host, node.control_port)
-    yield Listener("router", "router.port", config.router.host, config.router.port)
+    yield Listener(ROUTER, "router.port", config.router.host, config.router.port)
 
 
-def _try(host: str, port: int) -> str | None:
+def _try(host: str, port: int) -> OSError | None:
     """Why nobody can listen there now; None if somebody can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -50,22 +54,28 @@ def _try(host: str, port: int) -> str | None:
             sock.bind((host, port))
             sock.listen(1)
         except OSError as error:
-            return error.strerror or str(error)
+            return error
     return None
 
 
 def check(wanted: Iterable[Listener]) -> None:
     """Raise ConfigError that names *every* fixed port which is taken."""
-    problems = [
-        f"{item.path}: {item.owner} cannot listen on {item.host}:{item.port}: {why}"
-        for item in wanted
-        if item.port and (why := _try(item.host, item.port))
-    ]
+    problems = [(item, why) for item in wanted if item.port and (why := _try(item.host, item.port))]
     if problems:
         raise ConfigError(
-            "\n".join(problems),
-            hint="choose another port (0 takes a free one), or stop the process that uses this one",
+            "\n".join(
+                f"{item.path}: {item.owner} cannot listen on {item.host}:{item.port}: {why.strerror or why}"
+                for item, why in problems
+            ),
+            hint="; ".join(dict.fromkeys(_remedy(item, why) for item, why in problems)),
         )
+
+
+def _remedy(item: Listener, why: OSError) -> str:
+    elsewhere = isinstance(why, socket.gaierror) or why.errno == errno.EADDRNOTAVAIL
+    if elsewhere and item.owner != ROUTER:
+        return "a node on another machine is started there; here it has `launch: false`"
+    return remedy(why)
 
 
 def free_port(host: str, taken: set[int], rng: random.Random) -> int:

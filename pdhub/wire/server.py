@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from typing import Any
 
@@ -22,10 +23,19 @@ def bind(host: str, port: int, what: str) -> socket.socket:
         sock.close()
         raise ConfigError(
             f"{what} cannot listen on {host}:{port}: {error.strerror or error}",
-            hint="choose another port, or stop the process that uses this one",
+            hint=remedy(error),
         ) from error
     sock.setblocking(False)
     return sock
+
+
+def remedy(error: OSError) -> str:
+    """What to do when nobody can listen there."""
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "give an address of this machine; 0.0.0.0 stands for all that it has"
+    if isinstance(error, PermissionError):
+        return "choose a port from 1024 on; those below belong to the administrator"
+    return "choose another port (0 takes a free one), or stop the process that uses this one"
 
 
 class HttpServer:

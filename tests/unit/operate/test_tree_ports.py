@@ -13,17 +13,17 @@ from pdhub.config.models import Config
 from pdhub.operate.ports import check, free_port, listeners, settle
 
 
-def config(router: int = 0, node: int = 0, launch: bool = True, control: int = 0) -> Config:
+def config(router: int = 0, node: int = 0, launch: bool = True, control: int = 0, host: str = "127.0.0.1") -> Config:
     return Config.model_validate(
         {
             "model": {"name": "m"},
-            "router": {"port": router},
+            "router": {"host": host, "port": router},
             "prefill": [{"name": "p", "port": 0, "engine": {"type": "toy"}}],
             "pools": [
                 {
                     "name": "fast",
                     "engine": {"type": "toy"},
-                    "nodes": [{"name": "n", "port": node, "launch": launch, "control_port": control}],
+                    "nodes": [{"name": "n", "host": host, "port": node, "launch": launch, "control_port": control}],
                 }
             ],
             "policy": {"type": "x"},
@@ -46,6 +46,20 @@ def test_every_taken_port_is_named_with_its_place(taken: int) -> None:
     assert f"router.port: router cannot listen on 127.0.0.1:{taken}: Address already in use" in text
     assert "pools.0.nodes.0.port: n cannot listen" in text
     assert "hint: choose another port" in text
+
+
+def test_a_node_of_another_machine_is_said_to_be_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(listeners(config(node=8200, host="192.0.2.1")))
+    assert "n cannot listen on 192.0.2.1:8200" in caught.value.message
+    assert caught.value.hint == "a node on another machine is started there; here it has `launch: false`"
+
+
+def test_a_router_that_listens_elsewhere_is_told_what_is_possible() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(listeners(config(router=8000, host="192.0.2.1")))
+    assert caught.value.hint is not None
+    assert "0.0.0.0" in caught.value.hint
 
 
 def test_a_taken_control_port_is_found_too(taken: int) -> None:
