@@ -129,6 +129,9 @@ class RequestRecord:
         tier: the service tier that really served it.
         predicted_ttft_ms, predicted_tpot_ms: what the latency model said when the node was chosen.
         session, prefix: as in :class:`RequestView`; what affinity learns from. priority: as there.
+        estimated: of ``prompt_tokens`` and ``completion_tokens``, those that nobody told. An answer that is relayed
+            without usage counts a token for each event with text, which is too few where an engine sends several at
+            once; its prompt is estimated from its bytes.
     """
 
     id: str
@@ -157,4 +160,5 @@ class RequestRecord:
     prefix: tuple[int, ...] = ()
     priority: int = 0
     itl_p99_ms: float | None = None
+    estimated: frozenset[str] = frozenset()
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -126,6 +126,7 @@ class Answerer:
 
     async def relay(self, reply: UpstreamReply, edits: Edits) -> None:
         """Pass an OpenAI answer on, byte for byte but for ``edits``."""
+        self._flight.untold(self._request.prompt_low)
         kind = reply.headers.get("content-type", "")
         if self._request.stream:
             if not kind.startswith("text/event-stream"):
@@ -201,7 +202,6 @@ class Answerer:
         if not isinstance(usage, dict):
             return
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if isinstance(prompt, int):
-            self._flight.prompt_tokens = prompt
-        if isinstance(completion, int):
-            self._flight.completion_tokens = completion
+        self._flight.told(
+            prompt if isinstance(prompt, int) else None, completion if isinstance(completion, int) else None
+        )

@@ -272,7 +272,7 @@ class Attempt:
             instance.count(-1, clock())
         self._at = self._choice.node
         prompt = len(result.prompt_token_ids) or _told_prompt(body)
-        self._flight.prompt_tokens = prompt
+        self._flight.told(prompt=prompt or None)
         self._answered_at, self._expired = clock(), instance.load.expired
         if self._stay is not None:
             self._stay.prefilled(sent_at, prompt, result.cached_tokens, self._answered_at)

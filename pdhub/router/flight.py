@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pdhub.api.policy import Decision, Prediction
 from pdhub.api.request import SLO, RequestRecord
@@ -18,6 +18,9 @@ from pdhub.telemetry.decisions import Entry
 
 if TYPE_CHECKING:
     from pdhub.router.stay import Stay
+
+PROMPT: Final = "prompt_tokens"
+COMPLETION: Final = "completion_tokens"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
@@ -44,6 +47,7 @@ class Flight:
         wall_s: arrival in seconds since the epoch. asked: targets and all that the client says about service.
         decision: the policy's latest. entry: the same in the decision log, if it is kept there.
         moved_from: node that it was to decode on until prefill had ended; None if it stayed there.
+        estimated: as in :class:`~pdhub.api.request.RequestRecord`.
         headers: those that rules may match. rules: those that it started under; a reload does not touch them.
     """
 
@@ -65,6 +69,7 @@ class Flight:
     attempts: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    estimated: frozenset[str] = frozenset()
     first_at: float | None = None
     last_at: float | None = None
     queued_s: float = 0.0
@@ -121,10 +126,31 @@ class Flight:
         if self.stay is not None:
             self.stay.tokens(count, now)
 
+    def untold(self, prompt_tokens: int) -> None:
+        """An answer begins that will be relayed: until it tells its usage, nothing is known for certain.
+
+        Args:
+            prompt_tokens: estimate; taken if prefill told none.
+        """
+        self.estimated = frozenset({COMPLETION}) if self.prompt_tokens else frozenset({PROMPT, COMPLETION})
+        self.prompt_tokens = self.prompt_tokens or prompt_tokens
+
+    def told(self, prompt: int | None = None, completion: int | None = None) -> None:
+        """The engine's own count; None = it does not say."""
+        if prompt is not None:
+            self.prompt_tokens = prompt
+            self.estimated -= {PROMPT}
+        if completion is not None:
+            self.completion_tokens = completion
+            self.estimated -= {COMPLETION}
+
     def restart(self) -> None:
         """An attempt failed before the first byte: nothing of it counts."""
         self.first_at = self.last_at = None
         self.completion_tokens = 0
+        if PROMPT in self.estimated:
+            self.prompt_tokens = 0
+        self.estimated = frozenset()
         self.moved_from = None
         self.stats = {}
         self.gaps = Gaps()
@@ -164,6 +190,7 @@ class Flight:
             concurrency=self.concurrency,
             predicted_ttft_ms=self.predicted.ttft_ms,
             predicted_tpot_ms=self.predicted.tpot_ms,
+            estimated=self.estimated,
             extra={
                 "client_request_id": self.client_id,
                 "slot_wait_ms": self.stats.get("wait_ms"),

@@ -127,9 +127,10 @@ class Service:
         if context.observer is not None:
             context.observer.offer(record)
         log.info(
-            "request %s%s: %s%s pool=%s node=%s reason=%s tokens=%d+%d total_ms=%.1f",
+            "request %s%s: %s%s pool=%s node=%s reason=%s tokens=%d+%d%s total_ms=%.1f",
             record.id, f" ({flight.client_id})" if flight.client_id else "", outcome, f" {code}" if code else "",
-            record.pool, record.node, record.reason, record.prompt_tokens, record.completion_tokens, record.total_ms,
+            record.pool, record.node, record.reason, record.prompt_tokens, record.completion_tokens,
+            " (estimated)" if record.estimated else "", record.total_ms,
         )  # fmt: skip
 
 

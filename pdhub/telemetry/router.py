@@ -116,7 +116,13 @@ class RouterMetrics:
             "pdhub_router_handoff_seconds", "Prefill answered to KV usable.", ["pool"], buckets=_LATENCY, registry=r
         )
         self.handoff_bytes = Counter("pdhub_router_handoff_bytes_total", "KV handed over.", ["pool"], registry=r)
-        self.tokens = Counter("pdhub_router_tokens_total", "Tokens.", ["pool", "kind"], registry=r)
+        self.tokens = Counter(
+            "pdhub_router_tokens_total",
+            "Tokens: `prompt` and `completion` as counted or told, `prompt_estimated` and `completion_estimated` where "
+            "a relayed answer told no usage.",
+            ["pool", "kind"],
+            registry=r,
+        )
         self.rebound = Counter(
             "pdhub_router_rebound_total", "Decode nodes changed after prefill.", ["pool"], registry=r
         )
@@ -312,8 +318,9 @@ class RouterMetrics:
             self.handoff.labels(pool).observe(record.handoff_ms / 1000)
         if record.kv_bytes:
             self.handoff_bytes.labels(pool).inc(record.kv_bytes)
-        self.tokens.labels(pool, "prompt").inc(record.prompt_tokens)
-        self.tokens.labels(pool, "completion").inc(record.completion_tokens)
+        for kind, count in (("prompt", record.prompt_tokens), ("completion", record.completion_tokens)):
+            kind += "_estimated" if f"{kind}_tokens" in record.estimated else ""
+            self.tokens.labels(pool, kind).inc(count)
 
     def render(self) -> bytes:
         """Prometheus text."""

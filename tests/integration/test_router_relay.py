@@ -9,6 +9,7 @@ from router_fakes import TEXT, Engine, answer_bytes, answer_json, answer_never, 
 pytestmark = pytest.mark.integration
 
 STREAM = {**TEXT, "stream": True}
+KINDS = ("prompt", "completion", "prompt_estimated", "completion_estimated")
 GOOD = b": note\r\n\r\n" + sse(text_event("h\u00e9"), text_event(' "x" \n\n data:'), text_event("", "stop"))
 DOCUMENT = {"object": "text_completion", "choices": [{"index": 0, "text": "hi", "finish_reason": "stop"}],
             "usage": {"prompt_tokens": 3, "completion_tokens": 2}, "odd": [1.0, 1e5]}  # fmt: skip
@@ -78,6 +79,38 @@ async def test_a_document_passes_byte_for_byte_and_the_clients_bytes_reach_the_e
         assert got["x-request-id"] == record["id"] != "myid1"
         assert record["extra"]["client_request_id"] == "myid1"
         assert (record["prompt_tokens"], record["completion_tokens"]) == (3, 2)
+
+
+async def test_a_stream_without_usage_is_counted_as_estimated():
+    """One of its events may be several tokens, so the number of events is no count of tokens."""
+    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 40}}
+    events = [text_event("two words"), text_event(" and more"), text_event("", "stop")]
+    engine = Engine(answer_bytes(sse(*events)))
+    async with router_before({"relay": [engine]}) as running:
+        await running.post(STREAM)
+        record = await running.record()
+        assert (record["completion_tokens"], sorted(record["estimated"])) == (2, ["completion_tokens", "prompt_tokens"])
+        assert record["prompt_tokens"] > 0
+        engine.answer = answer_bytes(sse(*events, usage))
+        await running.post(STREAM)
+        record = await running.record()
+        assert (record["prompt_tokens"], record["completion_tokens"], record["estimated"]) == (3, 40, [])
+        engine.answer = answer_json({name: value for name, value in DOCUMENT.items() if name != "usage"})
+        await running.post(TEXT)
+        assert sorted((await running.record())["estimated"]) == ["completion_tokens", "prompt_tokens"]
+        told = {kind: await running.metric(f'pdhub_router_tokens_total{{kind="{kind}"') for kind in KINDS}
+        assert (told["prompt"], told["completion"], told["completion_estimated"]) == (3, 40, 2)
+        assert told["prompt_estimated"] > 0
+
+
+async def test_what_is_estimated_of_a_failed_attempt_is_not_told_of_the_next():
+    bad = Engine(answer_bytes(b": nothing\n\n", cut_off=True))
+    good = Engine(answer_json(DOCUMENT))
+    async with router_before({"relay": [bad, good]}) as running:
+        for _ in range(4):
+            await running.post(TEXT)
+            record = await running.record()
+            assert (record["outcome"], record["prompt_tokens"], record["estimated"]) == ("ok", 3, [])
 
 
 async def test_an_alias_is_mapped_both_ways():
