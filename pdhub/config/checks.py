@@ -90,10 +90,14 @@ def _is_local(host: str) -> bool:
 
 
 def check_model(config: Config, origins: Origins) -> None:
-    """The model's files are on this machine. Raises ConfigError; only for processes that load them."""
-    for key in ("path", "tokenizer"):
+    """The model's files are on this machine, if anything here loads them. Raises ConfigError.
+
+    ``path`` may be a place on the nodes' machines: a router's machine need not have the weights.
+    """
+    loaded = any(node.launch and (node.host == "localhost" or _is_local(node.host)) for _, node in nodes(config))
+    for key, needed in (("path", loaded), ("tokenizer", True)):
         value = getattr(config.model, key)
-        if value is not None and not FilePath(value).exists():
+        if needed and value is not None and not FilePath(value).exists():
             where = origins.where(("model", key))
             hint = "relative paths start at the working directory; check it, or download the model"
             raise ConfigError(f"no file or directory '{value}'", where=where, hint=hint)

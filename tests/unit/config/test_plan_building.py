@@ -206,3 +206,13 @@ def test_a_missing_model_is_found_before_anything_starts(write: Any, base: str, 
         check_model(plan.config, plan.origins)
     assert caught.value.where == "model.path (--set model.path)"
     assert caught.value.hint
+
+
+def test_a_model_of_other_machines_need_not_be_here(write: Any, base: str, registry: Any) -> None:
+    away = [f"{place}.host=10.0.0.{i}" for i, place in enumerate(("prefill.0", "pools.0.nodes.0", "pools.1.nodes.0"))]
+    overrides = ["model.path=/nowhere/model.gguf", *away]
+    plan = load_plan(write(base), registry=registry, overrides=overrides)
+    check_model(plan.config, plan.origins)
+    here = load_plan(write(base), registry=registry, overrides=[*overrides, "pools.1.nodes.0.host=localhost"])
+    with pytest.raises(ConfigError, match="no file or directory"):
+        check_model(here.config, here.origins)
