@@ -1,7 +1,8 @@
 """The kernel that copies a whole piece: the same bytes as copying token by token."""
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
