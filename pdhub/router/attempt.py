@@ -254,7 +254,7 @@ class Attempt:
 
     async def _compute(self, instance: Endpoint, call: Call) -> None:
         clock = self._context.clock
-        sent_at = clock()
+        sent_at = self._flight.prefill_sent_at = clock()
         instance.count(+1, sent_at)
         if self._stay is not None:
             self._stay.prefilling(sent_at)
@@ -273,7 +273,8 @@ class Attempt:
         self._at = self._choice.node
         prompt = len(result.prompt_token_ids) or _told_prompt(body)
         self._flight.told(prompt=prompt or None)
-        self._answered_at, self._expired = clock(), instance.load.expired
+        self._answered_at = self._flight.prefilled_at = clock()
+        self._expired = instance.load.expired
         if self._stay is not None:
             self._stay.prefilled(sent_at, prompt, result.cached_tokens, self._answered_at)
         self._leg = dataclasses.replace(self._leg, result=result)

@@ -43,7 +43,8 @@ class Flight:
     Args:
         id: minted by the router, the key everywhere. client_id: what the client sent; echoed and logged only.
         trace: W3C trace headers for both legs.
-        sent_at: of the last attempt. predicted: what was expected of it then. stay: on the node, while it lasts.
+        sent_at: of the last attempt, to its node. prefill_sent_at, prefilled_at: its prefill call, and when that was
+            answered. predicted: what was expected of it then. stay: on the node, while it lasts.
         wall_s: arrival in seconds since the epoch. asked: targets and all that the client says about service.
         decision: the policy's latest. entry: the same in the decision log, if it is kept there.
         moved_from: node that it was to decode on until prefill had ended; None if it stayed there.
@@ -75,6 +76,8 @@ class Flight:
     queued_s: float = 0.0
     concurrency: int | None = None
     sent_at: float | None = None
+    prefill_sent_at: float | None = None
+    prefilled_at: float | None = None
     cached_tokens: int | None = None
     predicted: Prediction = field(default_factory=Prediction)
     stay: Stay | None = None
@@ -152,6 +155,7 @@ class Flight:
             self.prompt_tokens = 0
         self.estimated = frozenset()
         self.moved_from = None
+        self.prefill_sent_at = self.prefilled_at = None
         self.stats = {}
         self.gaps = Gaps()
 
@@ -194,8 +198,13 @@ class Flight:
             extra={
                 "client_request_id": self.client_id,
                 "slot_wait_ms": self.stats.get("wait_ms"),
-                "sent_ms": None if self.sent_at is None else (self.sent_at - self.arrived) * 1000,
+                "sent_ms": self._since_arrival_ms(self.sent_at),
+                "prefill_sent_ms": self._since_arrival_ms(self.prefill_sent_at),
+                "prefilled_ms": self._since_arrival_ms(self.prefilled_at),
                 "cached_tokens": self.cached_tokens,
                 "moved_from": self.moved_from,
             },
         )
+
+    def _since_arrival_ms(self, at: float | None) -> float | None:
+        return None if at is None else (at - self.arrived) * 1000

@@ -75,6 +75,8 @@ async def test_traffic_teaches_and_errors_are_reported(hub) -> None:
     assert record["predicted_ttft_ms"] is not None
     assert 4.0 <= record["predicted_tpot_ms"] <= 20.0
     assert 1 <= record["concurrency"] <= 4
+    told = record["extra"]
+    assert 0 <= told["sent_ms"] <= told["prefill_sent_ms"] <= told["prefilled_ms"] <= record["ttft_ms"]
     async with running.http.get(f"{running.url}/metrics") as reply:
         text = await reply.text()
     ratio = 'pdhub_router_prediction_ratio{metric="tpot",pool="general",quantile="0.5"}'
