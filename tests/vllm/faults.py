@@ -28,8 +28,8 @@ PHASE_S = 60
 KILL_S = 2.0
 IDLE_S = 60.0
 """Until all is free again: from the fault, or from the last answer, where one goes on after it. Where the tree starts a
-decode node again: up to 1 s until the router's next probe, 5 s for which nothing happens there (`topology.RECYCLE`), 1 s
-for a second look, 1 s until `pdhub up` looks; the rest is the server's own end and start, while prefill starts too."""
+decode node again: up to 1 s until the router's next probe, 5 s for which nothing happens there (`topology.RECYCLE`),
+1 s for a second look, 1 s until `pdhub up` looks; the rest is the server's own end and start, while prefill starts."""
 NEXT = 20
 
 
