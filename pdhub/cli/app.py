@@ -140,12 +140,12 @@ def check(config: ConfigFile, set_: Overrides = None) -> None:
       pdhub check my.yaml --set policy.config.tpot_ms=20
     """
     from pdhub.cli.tables import findings_text, plan_text
-    from pdhub.config.build import load_plan
+    from pdhub.config.build import load_plan, speaks_tokens
     from pdhub.config.checks import check_model
     from pdhub.config.parsing import refuse_parser
 
     plan = load_plan(config, overrides=set_ or ())
-    check_model(plan.config, plan.origins)
+    check_model(plan.config, plan.origins, detokenises=any(map(speaks_tokens, plan.pools.values())))
     findings = refuse_parser(plan)
     typer.echo(plan_text(plan))
     if findings:

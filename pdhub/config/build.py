@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pdhub.api.client import LegOrder
+from pdhub.api.client import EngineClient, LegOrder
 from pdhub.api.errors import ConfigError, PDHubError, PluginError
 from pdhub.api.operate import Severity
 from pdhub.api.plugin import (
@@ -212,10 +212,22 @@ def _refuse(plan: Plan) -> None:
 
 def needs_prefill(engine: Resolved[EngineSpec]) -> bool:
     """Whether a pool of this engine gets its KV from a prefill instance."""
+    client = _client(engine)
+    return client is None or client.order is not LegOrder.DECODE_ONLY
+
+
+def speaks_tokens(engine: Resolved[EngineSpec]) -> bool:
+    """Whether the router makes text of what this engine answers, for which it needs the model's tokenizer."""
+    client = _client(engine)
+    return client is None or client.speaks_tokens
+
+
+def _client(engine: Resolved[EngineSpec]) -> EngineClient | None:
+    """None for the host's own client of nodes."""
     if engine.spec.client is None:
-        return True
+        return None
     try:
-        return engine.spec.client(engine.config).order is not LegOrder.DECODE_ONLY
+        return engine.spec.client(engine.config)
     except PDHubError:
         raise
     except Exception as error:

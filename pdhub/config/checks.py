@@ -89,12 +89,16 @@ def _is_local(host: str) -> bool:
     return host in _ANY_ADDRESS or host.startswith("127.") or host == "::1"
 
 
-def check_model(config: Config, origins: Origins) -> None:
+def check_model(config: Config, origins: Origins, *, detokenises: bool) -> None:
     """The model's files are on this machine, if anything here loads them. Raises ConfigError.
 
     ``path`` may be a place on the nodes' machines: a router's machine need not have the weights.
+
+    Args:
+        detokenises: the router makes text of tokens.
     """
     loaded = any(node.launch and (node.host == "localhost" or _is_local(node.host)) for _, node in nodes(config))
+    loaded = loaded or (detokenises and config.model.tokenizer is None)
     for key, needed in (("path", loaded), ("tokenizer", True)):
         value = getattr(config.model, key)
         if needed and value is not None and not FilePath(value).exists():

@@ -40,7 +40,8 @@ def _finding(item: Mapping[str, Any], model: type[BaseModel], prefix: Path, orig
         return ConfigError(f"unknown key '{location[-1]}'", where=where, hint=hint)
     description = _description(model, location)
     if item["type"] == "missing":
-        return ConfigError("this key is required", where=where, hint=f"add it: {description}" if description else "add it")
+        hint = f"add it: {description}" if description else "add it"
+        return ConfigError("this key is required", where=where, hint=hint)
     message = str(item["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     if not _SECRET.search(str(location[-1:])) and isinstance(item["input"], str | int | float | bool | None):

@@ -203,7 +203,7 @@ def test_a_client_that_raises_is_the_plugins_fault() -> None:
 def test_a_missing_model_is_found_before_anything_starts(write: Any, base: str, registry: Any) -> None:
     plan = load_plan(write(base), registry=registry, overrides=["model.path=/nowhere/model.gguf"])
     with pytest.raises(ConfigError, match="no file or directory") as caught:
-        check_model(plan.config, plan.origins)
+        check_model(plan.config, plan.origins, detokenises=False)
     assert caught.value.where == "model.path (--set model.path)"
     assert caught.value.hint
 
@@ -212,7 +212,9 @@ def test_a_model_of_other_machines_need_not_be_here(write: Any, base: str, regis
     away = [f"{place}.host=10.0.0.{i}" for i, place in enumerate(("prefill.0", "pools.0.nodes.0", "pools.1.nodes.0"))]
     overrides = ["model.path=/nowhere/model.gguf", *away]
     plan = load_plan(write(base), registry=registry, overrides=overrides)
-    check_model(plan.config, plan.origins)
+    check_model(plan.config, plan.origins, detokenises=False)
+    with pytest.raises(ConfigError, match="no file or directory"):
+        check_model(plan.config, plan.origins, detokenises=True)
     here = load_plan(write(base), registry=registry, overrides=[*overrides, "pools.1.nodes.0.host=localhost"])
     with pytest.raises(ConfigError, match="no file or directory"):
-        check_model(here.config, here.origins)
+        check_model(here.config, here.origins, detokenises=False)
