@@ -160,5 +160,5 @@ class RequestRecord:
     prefix: tuple[int, ...] = ()
     priority: int = 0
     itl_p99_ms: float | None = None
-    estimated: frozenset[str] = frozenset()
+    estimated: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)

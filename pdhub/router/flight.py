@@ -48,7 +48,7 @@ class Flight:
         wall_s: arrival in seconds since the epoch. asked: targets and all that the client says about service.
         decision: the policy's latest. entry: the same in the decision log, if it is kept there.
         moved_from: node that it was to decode on until prefill had ended; None if it stayed there.
-        estimated: as in :class:`~pdhub.api.request.RequestRecord`.
+        estimated: as in :class:`~pdhub.api.request.RequestRecord`, unordered.
         headers: those that rules may match. rules: those that it started under; a reload does not touch them.
     """
 
@@ -194,7 +194,7 @@ class Flight:
             concurrency=self.concurrency,
             predicted_ttft_ms=self.predicted.ttft_ms,
             predicted_tpot_ms=self.predicted.tpot_ms,
-            estimated=self.estimated,
+            estimated=tuple(sorted(self.estimated)),
             extra={
                 "client_request_id": self.client_id,
                 "slot_wait_ms": self.stats.get("wait_ms"),

@@ -95,7 +95,7 @@ def outcome_document(record: RequestRecord) -> dict[str, Any]:
         "predicted_tpot_ms": _short(record.predicted_tpot_ms),
         "total_ms": _short(record.total_ms),
         "completion_tokens": record.completion_tokens,
-        **({"estimated": sorted(record.estimated)} if record.estimated else {}),
+        **({"estimated": list(record.estimated)} if record.estimated else {}),
         "tier": record.tier,
     }
 
