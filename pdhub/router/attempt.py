@@ -54,6 +54,9 @@ _SILENT = (Unreachable, UpstreamTimeout)
 
 _CHECK_S = 0.25
 
+_LEARN_AFTER_S = 0.05
+"""Seconds after prefill's answer: decode has been called by then."""
+
 WRITTEN_S = 5.0
 """KV whose writer dies later than so long after its prefill was computed has been written: what takes longer is the
 answer, of which a client that does not stream hears nothing before its end. A stream that has not begun has no KV."""
@@ -278,7 +281,9 @@ class Attempt:
         if self._stay is not None:
             self._stay.prefilled(sent_at, prompt, result.cached_tokens, self._answered_at)
         self._leg = dataclasses.replace(self._leg, result=result)
-        self._context.caches.learn(self._request, result.prompt_token_ids)
+        # It takes some milliseconds for a long prompt and helps later requests only: decode must not wait for it.
+        learn = self._context.caches.learn
+        asyncio.get_running_loop().call_later(_LEARN_AFTER_S, learn, self._request, result.prompt_token_ids)
         instance.learn(self._choice.pool.client.learn(self._leg))
         check_handed(body)
 
