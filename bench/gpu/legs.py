@@ -181,6 +181,12 @@ class Legs:
         )
         return trace
 
+    async def records(self, count: int) -> list[dict[str, Any]]:
+        """The router's, of the last requests that ended."""
+        told = await self._json("GET", f"http://127.0.0.1:{ROUTER}/debug/requests")
+        records: list[dict[str, Any]] = told["requests"][:count]
+        return records
+
     async def _stream(
         self, url: str, body: dict[str, Any], headers: dict[str, str], begin: float, trace: Trace
     ) -> None:

@@ -54,8 +54,20 @@ async def routed(legs: Legs, tokens: int, count: int, at_once: int, pools: Seque
             "failed": len(traces) - len(good),
             "ttft": percentiles([trace.times[0] for trace in good]),
             "tpot": percentiles([(trace.times[-1] - trace.times[0]) / (len(trace.times) - 1) for trace in good]),
+            "router": _parts(await legs.records(len(good))),
         }
     return out
+
+
+def _parts(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Where the time to the first token went, as the router saw it."""
+    parts: dict[str, list[float]] = {"before_prefill": [], "prefill": [], "after_prefill": []}
+    for record in records:
+        sent, answered, first = record["extra"]["prefill_sent_ms"], record["extra"]["prefilled_ms"], record["ttft_ms"]
+        if None not in (sent, answered, first):
+            for part, ms in zip(parts, (sent, answered - sent, first - answered), strict=True):
+                parts[part].append(ms / 1e3)
+    return {part: percentiles(times) for part, times in parts.items() if times}
 
 
 async def rates(

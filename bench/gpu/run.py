@@ -61,7 +61,7 @@ class Run:
         return shapes.real(self.site / "model.gguf", self.site / "smollm2")
 
     def shape(self, name: str) -> Path:
-        return shapes.shape(name, self.site / name, self.real())
+        return shapes.shape(name, self.site / name)
 
 
 def facts(run: Run) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +110,9 @@ SHAPES = {"llama-1.24b": LLAMA_1B, "qwen3-8.19b": QWEN3_8B}
 KV_TOKEN_BYTES = {"llama-1.24b": 16 * 2 * 8 * 64 * 2, "qwen3-8.19b": 36 * 2 * 8 * 128 * 2}
 
 
-def shape(name: str, out: Path, tokenizer: Path) -> Path:
-    """Write a directory that vLLM's ``--load-format dummy`` and the transformers engine's ``weights: random`` take.
-
-    Args:
-        tokenizer: a directory with any tokenizer; prompts are token ids.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(SHAPES[name]))
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tokenizer / file, out / file)
-    return out
+def shape(name: str, out: Path) -> Path:
+    """Write a directory that vLLM's ``--load-format dummy`` and the transformers engine's ``weights: random`` take."""
+    return _directory(out, SHAPES[name])
 
 
 def real(gguf: Path, out: Path) -> Path:
@@ -144,10 +135,16 @@ SPECIAL = (
 
 
 def narrow(out: Path) -> Path:
-    """Write the narrow DeepSeek-V3.2, with a tokenizer whose text tells the ids: :func:`words`."""
+    """Write the narrow DeepSeek-V3.2."""
+    return _directory(out, DEEPSEEK_V32_NARROW)
+
+
+def _directory(out: Path, config: dict[str, Any]) -> Path:
+    """With a tokenizer that has text for every id: of tokens without text nothing is streamed, and random weights would
+    choose them as often as others."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(DEEPSEEK_V32_NARROW))
-    (out / "tokenizer.json").write_text(json.dumps(words(DEEPSEEK_V32_NARROW["vocab_size"])))
+    (out / "config.json").write_text(json.dumps(config))
+    (out / "tokenizer.json").write_text(json.dumps(words(config["vocab_size"])))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 163840}
     names |= {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "unk_token": SPECIAL[-1]}
     (out / "tokenizer_config.json").write_text(json.dumps(names))
