@@ -13,7 +13,8 @@ WINDOW: Final = 256
 """Ended requests that count, of any importance: when the important ones stay away, their need is forgotten."""
 
 QUANTILE: Final = 0.1
-"""Of their targets. Not the smallest: one client that asks for the impossible must not turn others away."""
+"""Of their targets, and never the smallest, however few there are: one request that asks for the impossible must not
+turn others away."""
 
 EVERY: Final = 8
 """Ended requests between two looks at all of them."""
@@ -38,4 +39,4 @@ class Reserve:
         if self._unseen >= EVERY:
             self._unseen = 0
             asked = sorted(target for target in self._targets if target is not None)
-            self.ttft_ms = asked[int(len(asked) * QUANTILE)] if asked else None
+            self.ttft_ms = asked[max(1, int(len(asked) * QUANTILE))] if len(asked) > 1 else None

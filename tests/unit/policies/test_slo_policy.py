@@ -227,6 +227,9 @@ def test_what_the_important_ask_for_is_learned_and_forgotten():
     assert ask(policy, two(), priority=-1).order, "neither the sheddable nor those without a target count"
     told(policy, ended(ttft=1), *[ended(ttft=1000)] * 39)
     assert ask(policy, two(), priority=-1).order, "one client that asks for the impossible turns nobody away"
+    few = told(Slo(SloConfig()), ended(ttft=1), ended(ttft=1000), *[ended()] * 14)
+    assert ask(few, two(), priority=-1).order, "nor where only few have targets"
+    assert ask(told(Slo(SloConfig()), ended(ttft=1), *[ended()] * 15), two(), priority=-1).order
     told(policy, *[ended(ttft=100)] * 40)
     assert not ask(policy, two(), priority=-1).order
     told(policy, *[ended(-1)] * 256)
