@@ -42,6 +42,10 @@ MOST_TOKENS: Final = 1e8
 HIT_SHARE: Final = 0.05
 """Weight of the newest observation in what prefix caches hold."""
 
+UNPROVEN: Final = 2.0
+MOST_LATE: Final = 4.0
+"""Silence for so many times as long as was predicted is no matter of bad predictions any more."""
+
 YOUNG: Final = 64
 """While a pool's shape is that young it still moves much: levels of all its nodes are recomputed with it."""
 
@@ -137,6 +141,13 @@ class LatencyModel:
         """
         self._node(pool, node).open[request_id] = first_by_s
         self._moved.add((pool, node))
+
+    def latest_ms(self, pool: str, ttft_ms: float) -> float:
+        """How long a first token that is expected in ``ttft_ms`` may take without anything being wrong: as much longer
+        as such predictions have been wrong before."""
+        errors = self._errors.get((pool, "ttft"))
+        late = None if errors is None else errors.late
+        return ttft_ms * (UNPROVEN if late is None else min(MOST_LATE, max(1.0, late)))
 
     def progress(self, pool: str, node: str, request_id: str, now: float) -> None:
         """Tokens of it came."""

@@ -8,6 +8,13 @@ from typing import Final
 
 KEPT: Final = 256
 
+LEAST: Final = 16
+"""Comparisons before they say how wrong a prediction may be."""
+
+LATE_SHARE: Final = 0.95
+AGAIN: Final = 16
+"""After so many more comparisons they are looked at again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -31,14 +38,25 @@ class Calibration:
 class Errors:
     """The last pairs of one metric in one pool."""
 
-    __slots__ = ("_pairs",)
+    __slots__ = ("_late", "_new", "_pairs")
 
     def __init__(self) -> None:
         self._pairs: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._late: float | None = None
+        self._new = 0
 
     def add(self, predicted: float, observed: float) -> None:
         if predicted > 0 and observed > 0:
             self._pairs.append((predicted, observed))
+            self._new += 1
+            if self._new >= AGAIN or (self._late is None and len(self._pairs) >= LEAST):
+                self._new = 0
+                self._late = _at(sorted(o / p for p, o in self._pairs), LATE_SHARE)
+
+    @property
+    def late(self) -> float | None:
+        """What was predicted took at most so many times as long, 19 times of 20; None while too little is known."""
+        return self._late
 
     def summary(self) -> Calibration | None:
         """None while nothing was compared."""

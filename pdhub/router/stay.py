@@ -83,14 +83,17 @@ class Stay:
 
     def _owed_at(self, now: float) -> float:
         """When its first sign of life is due of whoever has it from now on."""
-        return max(self._sent_at + self._first_sign_s(), now + (self._predicted.wait_ms or 0.0) / 1000)
+        ttft, wait = self._predicted.ttft_ms or 0.0, self._predicted.wait_ms or 0.0
+        # Where prefill took longer than all was to take, what comes after it may still be as late as it is at times.
+        late = self._model.latest_ms(self._pool, ttft) - ttft
+        return max(self._sent_at + self._first_sign_s(), now + (wait + late) / 1000)
 
     def _first_sign_s(self) -> float:
         """When something should be heard of it. A foreign engine says nothing of an answer in one piece before its
         end, and how long that will be is uncertain."""
         ttft, tpot = self._predicted.ttft_ms, self._predicted.tpot_ms
         if self._view.stream or self._node.hosted:
-            return UNTOLD_S if ttft is None else ttft / 1000
+            return UNTOLD_S if ttft is None else self._model.latest_ms(self._pool, ttft) / 1000
         tokens = self.remaining()
         if ttft is None or tpot is None or tokens is None:
             return math.inf

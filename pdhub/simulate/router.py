@@ -344,8 +344,7 @@ class Router:
         predicted = snapshot.latency.predict(flight.view, view, seen, now)
         flight.predicted_ttft, flight.predicted_tpot = predicted.ttft_ms, predicted.tpot_ms
         node.enter(flight.view.slo.tpot_ms, now)
-        ttft = flight.predicted_ttft
-        self._latency.begin(pool.name, node.name, flight.view.id, now + (UNTOLD_S if ttft is None else ttft / 1000))
+        self._latency.begin(pool.name, node.name, flight.view.id, self._due(flight))
         flight.snapshot = None
         self._prefill(flight, self._computer(flight, node))
 
@@ -417,17 +416,22 @@ class Router:
         node.enter(target, now)
         node.coming[id] = (ready, request)
         flight.node, flight.concurrency = node, node.in_flight
-        ttft = flight.predicted_ttft
-        self._latency.begin(pool.name, node.name, id, flight.sent_s + (UNTOLD_S if ttft is None else ttft / 1000))
+        self._latency.begin(pool.name, node.name, id, self._due(flight))
         return node
 
     def _owed(self, flight: Flight) -> None:
         """From now on its first token is the node's business."""
         assert flight.node is not None
-        ttft, wait = flight.predicted_ttft, flight.predicted_wait
-        due = flight.sent_s + (UNTOLD_S if ttft is None else ttft / 1000)
-        due = max(due, self._loop.now + (wait or 0.0) / 1000)
+        ttft, wait = flight.predicted_ttft or 0.0, flight.predicted_wait or 0.0
+        late = self._latency.latest_ms(flight.node.pool, ttft) - ttft
+        due = max(self._due(flight), self._loop.now + (wait + late) / 1000)
         self._latency.begin(flight.node.pool, flight.node.name, flight.view.id, due)
+
+    def _due(self, flight: Flight) -> float:
+        """When its first token is due, by what was predicted."""
+        assert flight.node is not None
+        ttft = flight.predicted_ttft
+        return flight.sent_s + (UNTOLD_S if ttft is None else self._latency.latest_ms(flight.node.pool, ttft) / 1000)
 
     def _ready(self, flight: Flight) -> None:
         flight.ready_s = self._loop.now

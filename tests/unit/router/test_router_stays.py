@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import cast
@@ -13,6 +14,7 @@ from pdhub.api.engine import Capabilities, EngineLoad
 from pdhub.api.policy import Health, NodeView, PoolView, Prediction
 from pdhub.api.request import SLO, RequestView
 from pdhub.core.latency import PREFILL, LatencyModel, PoolSeed, Tuning
+from pdhub.policies.slo import Slo, SloConfig
 from pdhub.router.breaker import Breaker
 from pdhub.router.endpoint import Endpoint
 from pdhub.router.fleet import Fleet, Pool
@@ -210,6 +212,50 @@ def test_a_node_that_fell_silent_is_seen_at_once() -> None:
     flight.tokens(1, 2.2)
     assert world.fleet.predict(ask, "fast", "fast-0", 2.3).tpot_ms == 10.0
     stay.end(True, 2.4)
+
+
+@pytest.mark.parametrize(("before_ms", "late_s", "tpot_ms"), [(3900, 0.8, 10.0), (3100, 0.8, None), (3900, 6.0, None)])
+def test_a_first_token_is_late_only_beyond_what_predictions_are_wrong_by(
+    before_ms: float, late_s: float, tpot_ms: float | None
+) -> None:
+    """A node of one request at a time; 3 s are predicted, and earlier ones took so long: a tight request goes there."""
+    world = World()
+    world.model = world.fleet.latency = world.fleet._picture._latency = LatencyModel(
+        {"fast": PoolSeed(ttft_ms=3000, tpot_ms=10), "slow": SEED}, Tuning(refresh_s=0.0)
+    )
+    for _ in range(20):
+        world.model.compare("fast", "ttft", 3000.0, before_ms)
+    world.stay()
+    ask = RequestView("r", "m", "/", 10, slo=SLO(tpot_ms=12.0))
+    at = 3.0 + late_s
+    seen = world.fleet.predict(ask, "fast", "fast-0", at)
+    assert (seen.tpot_ms == tpot_ms) if tpot_ms else ((seen.tpot_ms or 0) > 500)
+    decision = Slo(SloConfig(explore=0)).choose(ask, world.fleet.snapshot(at), at, random.Random(0))
+    order = [node for _, node in decision.order]
+    assert (order.index("fast-0") < order.index("slow-0")) is (tpot_ms is not None)
+
+
+def test_a_hand_over_after_a_slow_prefill_has_the_time_that_it_may_take() -> None:
+    world = World()
+    ask = RequestView("r", "m", "/", 10)
+    for _ in range(20):
+        world.model.compare("fast", "ttft", 100.0, 350.0)
+    _, stay = world.stay()
+    stay.prefilling(0.0)
+    stay.prefilled(0.0, 400, None, 5.0)
+    assert world.fleet.predict(ask, "fast", "fast-0", 5.7).tpot_ms == 10.0
+    assert (world.fleet.predict(ask, "fast", "fast-0", 5.8).tpot_ms or 0) > 500
+
+
+def test_how_wrong_predictions_are_is_forgotten_and_bounded() -> None:
+    model = LatencyModel()
+    assert model.latest_ms("p", 100.0) == 200.0, "nothing is known"
+    for _ in range(300):
+        model.compare("p", "ttft", 100.0, 10_000.0)
+    assert model.latest_ms("p", 100.0) == 400.0, "an incident is not how predictions are"
+    for _ in range(300):
+        model.compare("p", "ttft", 100.0, 90.0)
+    assert model.latest_ms("p", 100.0) == 100.0
 
 
 def test_the_picture_is_the_same_object_until_something_changes() -> None:
