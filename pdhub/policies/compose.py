@@ -12,12 +12,23 @@ A request goes through it like this::
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-from pdhub.api.policy import Candidate, Decision, NodeView, Policy, PoolView, Reason, Snapshot
+from pdhub.api.policy import (
+    Candidate,
+    Decision,
+    NodeView,
+    Policy,
+    PoolView,
+    Prediction,
+    Predictor,
+    Reason,
+    Snapshot,
+)
 from pdhub.api.request import RequestRecord, RequestView
 from pdhub.policies.candidates import Candidates
 from pdhub.policies.capable import sift
@@ -61,6 +72,40 @@ class _Group:
 
     pools: tuple[str, ...]
     scorers: Scorers | None = None
+
+
+class _Once:
+    """Filters, the base policy and scorers ask for the same predictions: each is made once a choice. A predictor.
+
+    Args:
+        request, now: of the choice; what is asked for another is not remembered.
+    """
+
+    __slots__ = ("_latency", "_made", "_mine", "_now", "_pool", "_request")
+
+    def __init__(self, latency: Predictor, request: RequestView, now: float) -> None:
+        self._latency = latency
+        self._request: RequestView | None = request
+        self._now = now
+        self._made: dict[tuple[str, int], dict[str, Prediction]] = {}
+        self._pool: PoolView | None = None
+        self._mine: dict[str, Prediction] = {}
+
+    def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
+        if request is not self._request or now != self._now:
+            return self._latency.predict(request, pool, node, now)
+        if pool is not self._pool:
+            # Queues are shared by the nodes that are left of a pool, so their number counts.
+            self._pool, self._mine = pool, self._made.setdefault((pool.name, len(pool.nodes)), {})
+        found = self._mine.get(node.name)
+        if found is None:
+            found = self._mine[node.name] = self._latency.predict(request, pool, node, now)
+        return found
+
+    def forget(self) -> None:
+        """Remember nothing from now on: decisions are kept for those who may ask why."""
+        self._request = self._pool = None
+        self._made, self._mine = {}, {}
 
 
 class _Rule:
@@ -112,6 +157,8 @@ class Composed(Policy):
         rule = next((r for r in self._rules if r.match.holds(request)), None)
         if rule is None and self._plain:
             return self._base.choose(request, snapshot, now, rng)
+        once = _Once(snapshot.latency, request, now)
+        snapshot = replace(snapshot, latency=once)
         nodes, out, nobody = sift(request, snapshot.pools)
         usable = bool(nodes)
         kept: Nodes = nodes
@@ -128,6 +175,7 @@ class Composed(Policy):
         why = f"rule '{rule.name}' leaves this pool out" if rule else "left out"
         out += [Candidate(p.name, n.name, dropped_by="rule", why=why) for p, n in kept if p.name not in named]
         order = tuple(itertools.chain.from_iterable(decision.order for _, decision in asked))
+        once.forget()
         return Decision(
             order=order,
             candidates=Candidates(lambda: itertools.chain(out, *(decision.candidates for _, decision in asked))),
@@ -157,7 +205,7 @@ class Composed(Policy):
             ranked = group.scorers.rate(request, nodes, snapshot.latency, now)
             seed = seed_of(request.id)
             keys = sorted(ranked.total, key=lambda k: (-ranked.total[k], mix(seed, k[1]), k))
-            made = Candidates(lambda: [Candidate(*key, scores=ranked.scores[key]) for key in keys])
+            made = Candidates(lambda: [Candidate(*key, scores=scores) for key, scores in ranked.scores().items()])
             return Decision(tuple(keys), made, Reason.RULE, self.name)
         decision = self._base.choose(request, snapshot, now, rng)
         if not self._scorers or not decision.order:
@@ -171,30 +219,34 @@ def _reranked(
 ) -> Decision:
     """Nodes of one pool that the base policy put next to each other, by score. A node that is predicted to miss a
     target stays behind those that are not."""
-    views = {(pool.name, node.name): (pool, node) for pool, node in nodes}
-    seed = seed_of(request.id)
+    missing = _missing(request, nodes, snapshot, now)
+    seed, total = seed_of(request.id), ranked.total
     order: list[Key] = []
     for _, run in itertools.groupby(decision.order, key=lambda key: key[0]):
-        order += sorted(
-            run, key=lambda k: (_misses(request, *views[k], snapshot, now), -ranked.total[k], mix(seed, k[1]), k)
-        )
+        order += sorted(run, key=lambda k: (k in missing, -total[k], mix(seed, k[1]), k))
 
     def candidates() -> Iterable[Candidate]:
+        scores = ranked.scores()
         for c in decision.candidates:
-            mine = ranked.scores.get((c.pool, c.node), {}) if c.kept else {}
+            mine = scores.get((c.pool, c.node), {}) if c.kept else {}
             yield replace(c, scores={**c.scores, **mine}) if mine else c
 
     return replace(decision, order=tuple(order), candidates=Candidates(candidates))
 
 
-def _misses(request: RequestView, pool: PoolView, node: NodeView, snapshot: Snapshot, now: float) -> bool:
-    slo = request.slo
+def _missing(request: RequestView, nodes: Nodes, snapshot: Snapshot, now: float) -> set[Key]:
+    """Those that are predicted to miss a target."""
+    slo, predict = request.slo, snapshot.latency.predict
     if slo.ttft_ms is None and slo.tpot_ms is None:
-        return False
-    seen = snapshot.latency.predict(request, pool, node, now)
+        return set()
     waited = (now - request.arrived_s) * 1000 if request.arrived_s else 0.0
-    pairs = ((seen.ttft_ms, slo.ttft_ms, waited), (seen.tpot_ms, slo.tpot_ms, 0.0))
-    return any(v is not None and target is not None and v + spent > target for v, target, spent in pairs)
+    first, each = (math.inf if target is None else target for target in (slo.ttft_ms, slo.tpot_ms))
+    found: set[Key] = set()
+    for pool, node in nodes:
+        seen = predict(request, pool, node, now)
+        if (seen.ttft_ms or 0.0) + waited > first or (seen.tpot_ms or 0.0) > each:
+            found.add((pool.name, node.name))
+    return found
 
 
 def _pools(nodes: Nodes, names: Sequence[str]) -> tuple[PoolView, ...]:

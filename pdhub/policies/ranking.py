@@ -47,11 +47,16 @@ class Filters:
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """Args:
-    total: the weighted mean of a node's scores, between 0 and 1. scores: those by scorer.
+    total: the weighted mean of a node's scores, between 0 and 1. parts: of each scorer, those of all nodes in the order
+        of ``total``.
     """
 
     total: Mapping[Key, float]
-    scores: Mapping[Key, Mapping[str, float]]
+    parts: Sequence[tuple[str, Sequence[float]]]
+
+    def scores(self) -> dict[Key, dict[str, float]]:
+        """Of each node, by scorer; for explanations."""
+        return {key: {name: values[n] for name, values in self.parts} for n, key in enumerate(self.total)}
 
 
 class Scorers:
@@ -66,15 +71,21 @@ class Scorers:
 
     def rate(self, request: RequestView, nodes: Nodes, latency: Predictor, now: float) -> Ranked:
         """Scores outside 0 … 1 are clamped, what is no number counts as 0: one bad scorer spoils no decision."""
-        total = {(pool.name, node.name): 0.0 for pool, node in nodes}
-        scores: dict[Key, dict[str, float]] = {key: {} for key in total}
+        totals = [0.0] * len(nodes)
+        parts: list[tuple[str, Sequence[float]]] = []
         for part, configured in self._scorers:
-            for key, raw in zip(total, configured.using(latency).score(request, nodes, now), strict=True):
-                score = min(1.0, max(0.0, float(raw))) if math.isfinite(raw) else 0.0
-                scores[key][part.name] = score
-                total[key] += part.weight * score / self._weight
-        return Ranked(total, scores)
+            values = [_sane(raw) for raw in configured.using(latency).score(request, nodes, now)]
+            share = part.weight / self._weight
+            totals = [total + share * value for total, value in zip(totals, values, strict=True)]
+            parts.append((part.name, values))
+        keys = [(pool.name, node.name) for pool, node in nodes]
+        return Ranked(dict(zip(keys, totals, strict=True)), parts)
 
     def observe(self, record: RequestRecord) -> None:
         for _, scorer in self._scorers:
             scorer.observe(record)
+
+
+def _sane(raw: float) -> float:
+    # Comparisons with what is no number are false, so that it falls through to 0.
+    return float(raw) if 0.0 <= raw <= 1.0 else 1.0 if 1.0 < raw < math.inf else 0.0

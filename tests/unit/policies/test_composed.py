@@ -334,3 +334,21 @@ class TestComposed(PolicyConformance):
             scorers=[{"type": "load"}, {"type": "prefix_affinity"}, {"type": "junk"}],
             fallback=["spare"],
         )
+
+
+def test_each_prediction_is_made_once_a_choice_and_none_is_kept() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.asked = Counter[tuple[str, int, str]]()
+
+        def predict(self, request: RequestView, pool: PoolView, node: NodeView, now: float) -> Prediction:
+            self.asked[pool.name, len(pool.nodes), node.name] += 1
+            return Prediction(10.0, 1.0, 0.0)
+
+    latency = Counting()
+    made = composed("slo", filters=[{"type": "slo_headroom"}], scorers=[{"type": "headroom"}, {"type": "load"}])
+    decision = ask(made, replace(fleet(), latency=latency), slo=SLO(ttft_ms=100.0))
+    assert len(decision.order) == len(latency.asked) == 6
+    assert set(latency.asked.values()) == {1}
+    assert len(decision.candidates) == 6
+    assert set(latency.asked.values()) == {2}, "who asks why has them made again"
