@@ -108,7 +108,7 @@ class NodeClient(EngineClient):
             transfer_id=leg.transfer_id,
             generation=claim.generation,
             request_id=leg.request_id,
-            prompt_token_ids=list(result.prompt_token_ids),
+            prompt_token_ids=[],
             first_token=result.first_token,
             max_tokens=max(1, min(leg.request.max_tokens or room, room)),
             sampling=_sampling(leg),
@@ -119,7 +119,9 @@ class NodeClient(EngineClient):
             logprobs=logprobs_of(leg.body, leg.request.endpoint == CHAT_PATH),
             wait_s=leg.budget_s,
         )
-        return Call("POST", "/decode", set=msgspec.to_builtins(body), reply=Reply.TOKENS)
+        # Of thousands no copy is made: decode waits.
+        members = {**msgspec.to_builtins(body), "prompt_token_ids": result.prompt_token_ids}
+        return Call("POST", "/decode", set=members, reply=Reply.TOKENS)
 
     def cancel(self, leg: Leg) -> Call:
         body = CancelBody(transfer_id=leg.transfer_id, reason="the request ended")
