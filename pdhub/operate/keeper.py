@@ -14,6 +14,10 @@ from pdhub.operate.tail import Tail
 POLL_S = 0.05
 PROBE_EVERY_S = 0.1
 
+UNSERVED_S = 2.0
+"""What a process that has never served gets between the request to stop and the end: it has nothing to drain, and one
+that is reading weights does not hear it for a minute."""
+
 Probe = Callable[[str], Awaitable[bool]]
 OnEvent = Callable[[Event], None]
 OnLine = Callable[[str, str], None]
@@ -38,6 +42,7 @@ class Keeper:
         self._on_event = on_event
         self._on_line = on_line
         self._tail = Tail()
+        self._served = False
         self._again = ""
         self._asked_at: float | None = None
         self._not_before = 0.0
@@ -81,6 +86,7 @@ class Keeper:
         """Start once and watch to the end: when it was ready, and how it ended."""
         process = self.member.process
         self._tail.forget(self.member.name)
+        self._served = False
         self._tell(State.STARTING, "starting")
         began = time.monotonic()
         try:
@@ -100,6 +106,7 @@ class Keeper:
             if ready_at is None and now >= next_probe:
                 if await self._probe(process.ready_url):
                     ready_at = time.monotonic()
+                    self._served = True
                     if self._asked_at is not None:
                         self._not_before = ready_at + (ready_at - self._asked_at)
                         self._asked_at = None
@@ -142,14 +149,18 @@ class Keeper:
         """Ask the process to drain, wait ``stop_within_s``, kill. :meth:`run` must have ended."""
         if self.running is None or self.running.poll() is not None:
             return
-        late = f"did not stop within {self.member.stop_within_s:g} s: killed"
+        late = f"did not stop within {self._patience:g} s: killed"
         self._tell(State.STOPPED, "stopped" if await self._drain() else late)
+
+    @property
+    def _patience(self) -> float:
+        return self.member.stop_within_s if self._served else min(self.member.stop_within_s, UNSERVED_S)
 
     async def _drain(self) -> bool:
         """Returns when it has ended: by itself, or (False) because it was killed."""
         assert self.running is not None
         self.running.terminate()
-        if await self._gone(self.member.stop_within_s):
+        if await self._gone(self._patience):
             return True
         self.running.kill()
         await self._gone(5.0)

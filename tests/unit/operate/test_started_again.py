@@ -55,9 +55,10 @@ class Fakes(Launcher):
 
 
 class Tree:
-    def __init__(self, *names):
+    def __init__(self, *names, stop_within_s=0.2):
         self.fakes, self.events, self.mute = Fakes(), [], set()
-        members = [Member(n, Process(argv=("x",), ready_url=n, ready_within_s=5.0), stop_within_s=0.2) for n in names]
+        processes = [(name, Process(argv=("x",), ready_url=name, ready_within_s=5.0)) for name in names]
+        members = [Member(name, process, stop_within_s=stop_within_s) for name, process in processes]
 
         async def probe(url):
             return url not in self.mute
@@ -104,6 +105,19 @@ async def test_it_is_no_failure(tree):
     tree.fakes.of("a")[-1].status = 7
     await _until(lambda: len(tree.fakes.of("a")) == 6)
     await _until(lambda: keeper.state is State.READY)
+
+
+async def test_who_never_served_gets_no_time_to_drain(monkeypatch):
+    monkeypatch.setattr("pdhub.operate.keeper.UNSERVED_S", 0.05)
+    found = Tree("a", stop_within_s=3600.0)
+    found.mute, found.fakes.stubborn = {"a"}, {"a"}
+    start = asyncio.create_task(found.supervisor.start())
+    await _until(lambda: found.fakes.started)
+    start.cancel()
+    await asyncio.gather(start, return_exceptions=True)
+    await found.supervisor.stop()
+    assert found.fakes.started[0].got == ["term", "kill"]
+    assert found.told("a")[-1] == (State.STOPPED, "did not stop within 0.05 s: killed")
 
 
 async def test_refused_where_it_does_not_serve(tree):
