@@ -211,11 +211,29 @@ def check_together(body: Mapping[str, Any], chat: bool) -> None:
         raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
     if chat and body.get("top_logprobs") and not body.get("logprobs"):
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if chat and (stray := _stray_choice(body)) is not None:
+        # Prefill never sees a forced choice, so only decode would refuse it.
+        raise InvalidRequest(f"tool_choice names '{stray[:200]}', which is none of the tools", param="tool_choice")
     least, most = body.get("min_tokens"), body.get("max_completion_tokens") or body.get("max_tokens")
     if least and most and least > most:
         raise InvalidRequest("min_tokens must not be larger than max_tokens", param="min_tokens")
     if (body.get("best_of") or body.get("n") or 1) < (body.get("n") or 1):
         raise InvalidRequest("best_of must not be smaller than n", param="best_of")
+
+
+def _stray_choice(body: Mapping[str, Any]) -> str | None:
+    """The function that is to be called, if it is none of those that are offered."""
+    choice, tools = body.get("tool_choice"), body.get("tools")
+    if not isinstance(choice, dict) or not tools:
+        return None
+    name = _function_name(choice)
+    return name if name is not None and all(_function_name(tool) != name for tool in tools) else None
+
+
+def _function_name(value: Mapping[str, Any]) -> str | None:
+    function = value.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 _INTERNAL = frozenset({"kv_transfer_params", "request_id", "data_parallel_rank", "bootstrap_host", "bootstrap_room"})

@@ -198,6 +198,15 @@ def test_two_legs_refuse_more_than_one_sequence_whatever_the_configuration_says(
     assert caught.value.param == member
 
 
+def test_a_tool_choice_that_decode_would_refuse_costs_no_prefill():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with pytest.raises(InvalidRequest) as caught:
+        client("nixl").prefill(leg({"tools": tools, "tool_choice": "perhaps"}))
+    assert caught.value.param == "tool_choice"
+    for choice in ("none", "auto", "required", {"type": "function", "function": {"name": "f"}}):
+        assert client("nixl").prefill(leg({"tools": tools, "tool_choice": choice})) is not None
+
+
 def test_the_aggregated_client_changes_nothing():
     call = client("none").decode(leg({"prompt_logprobs": 1, "n": 3}))
     assert (dict(call.set), call.drop, dict(call.headers)) == ({}, frozenset(), {})

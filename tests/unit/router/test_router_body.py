@@ -70,6 +70,11 @@ def test_what_is_no_object_is_one_clear_error(raw):
         (COMPLETIONS_PATH, {**TEXT, "stream_options": {"include_usage": True}}, "stream_options"),
         (COMPLETIONS_PATH, {**TEXT, "stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
         (CHAT_PATH, {**TALK, "top_logprobs": 3}, "top_logprobs"),
+        (
+            CHAT_PATH,
+            {**TALK, "tools": [{"function": {"name": "f"}}, {}], "tool_choice": {"function": {"name": "g"}}},
+            "tool_choice",
+        ),
         (COMPLETIONS_PATH, {**TEXT, "min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         (COMPLETIONS_PATH, {**TEXT, "n": 3, "best_of": 2}, "best_of"),
         (COMPLETIONS_PATH, {"model": "m"}, "prompt"),

@@ -33,7 +33,7 @@ class SplitClient(VLLMClient):
         return self.accepts({}) | super().writes(instance)
 
     def prefill(self, leg: Leg) -> Call:
-        _one_sequence(leg)
+        _refuse(leg)
         changes: dict[str, Any] = {**self.renamed(leg), **_no_choice(leg.body), "return_token_ids": True}
         changes |= self.prefill_extra(leg)
         changes["kv_transfer_params"] = self.prefill_params(leg)
@@ -93,9 +93,9 @@ def has_ranks(leg: Leg) -> bool:
     return int(leg.prefill.config.get("data_parallel", 1)) > 1
 
 
-def _one_sequence(leg: Leg) -> None:
+def _refuse(leg: Leg) -> None:
     """Whatever the configuration lets through: more than one sequence on one remote request may read freed blocks, and
-    prompt log probabilities in a stream are refused by decode only after prefill was spent."""
+    what prefill is not told (a tool choice) or does not mind is refused by decode only after prefill was spent."""
     body = leg.body
     for name in ("n", "best_of"):
         if (body.get(name) or 1) > 1:
@@ -104,6 +104,9 @@ def _one_sequence(leg: Leg) -> None:
         raise InvalidRequest("use_beam_search needs prefill and decode in one server", param="use_beam_search")
     if body.get("echo"):
         raise InvalidRequest("echo needs prefill and decode in one server", param="echo")
+    choice = body.get("tool_choice")
+    if isinstance(choice, str) and body.get("tools") and choice not in ("none", "auto", "required"):
+        raise InvalidRequest("tool_choice must be none, auto, required or a function", param="tool_choice")
     wanted = body.get("prompt_logprobs")
     if wanted and body.get("stream"):
         raise InvalidRequest("`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs")
