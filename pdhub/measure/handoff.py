@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pdhub.api import Grant, Peer, Transfer, TransferState, Transport, TransportSpec, WriteOp
-from pdhub.api.errors import TransferFailed
+from pdhub.api import Grant, Peer, Region, Transfer, TransferState, Transport, TransportSpec, WriteOp
+from pdhub.api.errors import ConfigError, TransferFailed
 from pdhub.api.layout import KVLayout
 from pdhub.core.handoff import chunk_bytes, plan_chunk
 from pdhub.measure.far import FarSide
@@ -114,11 +114,18 @@ class Bench:
         try:
             self._most = self._transport.open().max_ops or sys.maxsize
             self._far = FarSide(spec.name, options)
-            self._source = self._transport.allocate(work.nbytes, work.source)
+            self._source = self._allocated()
             self._ops = [self._plan(start, stop) for start, stop in work.chunks()]
         except BaseException:
             self.close()
             raise
+
+    def _allocated(self) -> Region:
+        try:
+            return self._transport.allocate(self._work.nbytes, self._work.source)
+        except ValueError as error:
+            hint = "cpu, or cuda:N with a transport that moves such memory"
+            raise ConfigError(str(error), where="--source", hint=hint) from error
 
     def run(self, runs: int, told: Callable[[], None] = lambda: None) -> Result:
         """Measure ``runs`` times after one run that is verified and not counted. ``told`` is called after each."""

@@ -18,6 +18,7 @@ import yaml
 
 from pdhub.api.errors import ConfigError
 from pdhub.config.build import Plan, load_plan, needs_prefill
+from pdhub.simulate.output import check_out
 
 Record = Mapping[str, Any]
 
@@ -47,6 +48,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Fit, and write or print. Raises ConfigError."""
+    check_out(options.out)
     plan = load_plan(options.config, overrides=options.overrides)
     router = plan.config.router
     if options.records is not None:

@@ -19,6 +19,7 @@ from pdhub.core.slo_classes import PRESETS
 from pdhub.simulate.compare import compare, data
 from pdhub.simulate.cost import Costs, load_costs
 from pdhub.simulate.lab import DEFAULT_TPOT_MS, Contender, World, of_plan, oracle
+from pdhub.simulate.output import check_out
 from pdhub.simulate.table import show
 from pdhub.simulate.traces import Item, rate, read_trace
 from pdhub.simulate.truth import Truth
@@ -52,6 +53,7 @@ class Options:
 def run(options: Options) -> int:
     """Simulate, print, write. Raises ConfigError."""
     plan = load_plan(options.config, overrides=options.overrides)
+    check_out(options.out)
     costs = load_costs(options.costs) if options.costs else Costs()
     items = read_trace(options.trace, options.trace_format, limit=options.requests)
     speed = _speed(options.rate, items)

@@ -57,6 +57,7 @@ def test_the_table_names_transport_and_layout(capsys):
         (["-o", "no_such=1"], "no_such"),
         (["-o", "words"], "KEY=VALUE"),
         (["-t", "shm", "--target", "cuda:0"], "cuda:0"),
+        (["-t", "shm", "--source", "cuda:0"], "--source: shm has cpu memory only, not cuda:0"),
     ],
 )
 def test_mistakes_are_named(capsys, words, said):

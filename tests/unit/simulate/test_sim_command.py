@@ -107,3 +107,9 @@ def test_a_pool_may_differ_from_its_model() -> None:
     assert found is not None
     assert found.slots == 2
     assert found.places == 3
+
+
+@pytest.mark.parametrize("name", ["nowhere/page.html", "."])
+def test_where_the_page_goes_is_looked_at_first(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="--out"):
+        run(Options(CONFIG, "synthetic:requests=5", out=tmp_path / name))
