@@ -30,6 +30,7 @@ from pdhub.api import (
     RequestView,
     Snapshot,
 )
+from pdhub.testing.effects import effects
 
 MODEL = "m"
 
@@ -135,6 +136,7 @@ class PolicyConformance:
             assert set(decision.order) <= kept
             assert len(set(decision.order)) == len(decision.order)
             assert all(c.why or c.kept for c in decision.candidates), "a dropped node says why"
+            assert isinstance(decision.reason, Reason), f"{decision.reason!r} is no Reason; the set is closed"
 
     def test_R05_incapable_pools_are_never_chosen(self, policy: Policy, snapshot: Snapshot) -> None:
         """A capability gap drops a candidate; the request goes to a pool that can, or gets one clear reason."""
@@ -215,6 +217,14 @@ class PolicyConformance:
         for request in make_requests():
             unknown = _choose(policy, request, _seen(snapshot, FixedLatency({})))
             assert set(unknown.order) >= set(_choose(policy, request, _seen(snapshot, splendid)).order)
+
+    def test_R14_choosing_touches_nothing_outside(self, policy: Policy, snapshot: Snapshot) -> None:
+        """It runs on the router's event loop: a file, a socket or a pause there stops every request."""
+        for request in make_requests():
+            list(_choose(policy, request, snapshot).candidates)  # what is imported late has been
+            with effects() as seen:
+                list(_choose(policy, request, snapshot).candidates)
+            assert not seen, f"while choosing: {', '.join(seen)}"
 
 
 def _choose(policy: Policy, request: RequestView, snapshot: Snapshot) -> Decision:

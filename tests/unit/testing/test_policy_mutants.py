@@ -1,7 +1,9 @@
 """Each rule of the policy kit catches at least one broken policy."""
 
 import inspect
+import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,23 @@ class TakesTheFirst(Mutant):
     def change(self, decision, request, snapshot):
         first = [(p.name, n.name) for p in snapshot.pools for n in p.nodes if (p.name, n.name) in decision.order]
         return replace(decision, order=tuple(first))
+
+
+class SaysItInItsOwnWords(Mutant):
+    def change(self, decision, request, snapshot):
+        return replace(decision, reason="because")
+
+
+class ReadsAFile(Mutant):
+    def change(self, decision, request, snapshot):
+        Path("/proc/loadavg").read_text()
+        return decision
+
+
+class AsksTheNetwork(Mutant):
+    def change(self, decision, request, snapshot):
+        socket.getaddrinfo("127.0.0.1", 80)
+        return decision
 
 
 class ForgetsOne(Mutant):
@@ -141,7 +160,7 @@ RULES = {
     "R01": [Alternates],
     "R02": [TakesTheFirst],
     "R03": [ForgetsOne],
-    "R04": [SilentDrop, ChoosesDropped],
+    "R04": [SilentDrop, ChoosesDropped, SaysItInItsOwnWords],
     "R05": [IgnoresFeatures, AnswersNothing],
     "R06": [IgnoresHealth],
     "R07": [IgnoresModel],
@@ -151,6 +170,7 @@ RULES = {
     "R11": [ExplainsLater],
     "R12": [ShedsEverybody],
     "R13": [WantsToKnow],
+    "R14": [ReadsAFile, AsksTheNetwork],
 }
 
 
