@@ -169,7 +169,10 @@ class Registry:
             self._observers.append(source)
 
     def _reject_unknown_hooks(self, source: Source) -> None:
-        for caller in self._manager.get_hookcallers(source.plugin) or ():
+        callers = self._manager.get_hookcallers(source.plugin)
+        if not callers:
+            raise ValueError("it implements no hook; put @hookimpl before its functions pdhub_…")
+        for caller in callers:
             if not caller.has_spec():
                 known = [n for n in dir(hooks) if n.startswith("pdhub_")]
                 near = difflib.get_close_matches(caller.name, known, n=1)

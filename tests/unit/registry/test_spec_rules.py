@@ -72,6 +72,13 @@ def test_a_misspelt_hook_is_found(install: Any) -> None:
     assert "no hook 'pdhub_register_engine'; did you mean 'pdhub_register_engines'?" in found.error
 
 
+def test_a_forgotten_mark_is_found(install: Any) -> None:
+    install("bare", f"{HEAD}\ndef pdhub_register_engines():\n    return []\n")
+    (found,) = [r for r in load().rows() if r.distribution == "pdhub-bare"]
+    assert "it implements no hook; put @hookimpl before" in found.error
+    assert found.status is Status.BROKEN
+
+
 def test_an_argument_that_the_hook_does_not_have_is_found(install: Any) -> None:
     install("args", f"{HEAD}\n@hookimpl\ndef pdhub_request_finished(request):\n    return None\n")
     (found,) = [r for r in load().rows() if r.distribution == "pdhub-args"]
