@@ -413,7 +413,7 @@ def new(
     from pdhub.scaffold.write import write
 
     made = write(kind.value, name, directory)
-    typer.echo(f"wrote {made}\n\nnext:\n  cd {made}\n  pip install -e .\n  pytest\n  pdhub plugins")
+    typer.echo(f"wrote {made}\n\nnext:\n  cd {made}\n  pip install -e '.[test]'\n  pytest\n  pdhub plugins")
 
 
 @config_app.command()
