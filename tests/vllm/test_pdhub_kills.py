@@ -24,7 +24,13 @@ IN_CI = {"writing": "prefill", "decoding": "node"}
 """Who is killed in the normal selection: each start of vLLM takes half a minute."""
 
 
-@pytest.fixture(scope="module", params=["shm", "tcp"])
+def _scope(fixture_name, config):
+    """`pdhub up` gives up on what dies nine times in a row within a minute of its last start: on a fast machine, on a
+    node that is killed for test after test."""
+    return "function" if config.getoption("--vllm-full") else "module"
+
+
+@pytest.fixture(scope=_scope, params=["shm", "tcp"])
 def tree(request, model, vllm, tmp_path_factory, full):
     """A running tree; its node has one slot."""
     transport = request.param
