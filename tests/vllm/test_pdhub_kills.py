@@ -27,7 +27,7 @@ IN_CI = {"writing": "prefill", "decoding": "node"}
 def _scope(fixture_name, config):
     """`pdhub up` gives up on what dies nine times in a row within a minute of its last start: on a fast machine, on a
     node that is killed for test after test."""
-    return "function" if config.getoption("--vllm-full") else "module"
+    return "function" if config.getoption("--vllm-full", default=False) else "module"
 
 
 @pytest.fixture(scope=_scope, params=["shm", "tcp"])
