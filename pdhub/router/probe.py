@@ -18,7 +18,11 @@ from pdhub.router.errors import Unreachable
 log = logging.getLogger("pdhub.router.probe")
 
 EAGER_S = 0.1
-"""Between probes of an endpoint that has never answered: a start is not slowed down by the interval."""
+"""Between the first probes of an endpoint that has never answered: a start is not slowed down by the interval."""
+
+EAGER_SHARE = 1 / 150
+"""Of the time waited for a first answer, what may pass between two probes: noticing a start adds so little to it, and
+an endpoint that never comes is soon asked no oftener than any other."""
 
 SIGNALS = ("running", "waiting", "kv_usage")
 """Of an engine's load, what a foreign server is expected to tell; the rest only nodes of pdhub know."""
@@ -55,13 +59,15 @@ class Prober:
         self._tasks.clear()
 
     async def _loop(self, endpoint: Endpoint, client: EngineClient | None) -> None:
+        began = self._clock()
         while True:
             await self._probe(endpoint, client)
             try:
                 self._changed(endpoint)
             except Exception:  # a plugin's client; probing goes on
                 log.exception("what '%s' told cannot be used", endpoint.name)
-            await asyncio.sleep(self._config.probe_interval_s if endpoint.info else EAGER_S)
+            interval = self._config.probe_interval_s
+            await asyncio.sleep(interval if endpoint.info else first_pause(self._clock() - began, interval))
 
     async def _probe(self, endpoint: Endpoint, client: EngineClient | None) -> None:
         limit = min(self._config.probe_timeout_s, self._config.idle_timeout_s)
@@ -125,6 +131,11 @@ class Prober:
         if (endpoint.name, what) not in self._said:
             self._said.add((endpoint.name, what))
             log.warning("load of '%s': %s", endpoint.name, what)
+
+
+def first_pause(waited_s: float, interval_s: float) -> float:
+    """Seconds to the next probe of an endpoint that was asked for ``waited_s`` and has never answered."""
+    return min(interval_s, max(EAGER_S, waited_s * EAGER_SHARE))
 
 
 def _writes(endpoint: Endpoint, client: EngineClient | None) -> frozenset[str]:
