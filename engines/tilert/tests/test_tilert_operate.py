@@ -248,3 +248,25 @@ def test_conversion_shows_how_far_it_is(tmp_path):
     assert convert(str(wrapper), "glm-5", source, saved, say, every_s=0.02) == 3
     assert "50 %" in lines[-1]
     assert progress(0, 0, 1.0) == "0.0 GiB written of about 0.0 GiB, 1 s"
+
+
+@pytest.mark.parametrize(
+    ("python", "model", "reason"),
+    [
+        (sys.executable, "absent", "absent is not a directory"),
+        ("/no/such/python", "hf", "cannot run --python /no/such/python: No such file"),
+        ("without", "hf", "has no TileRT"),
+    ],
+)
+def test_a_conversion_that_cannot_start_makes_no_directory(tmp_path, capsys, python, model, reason):
+    (tmp_path / "hf").mkdir()
+    if python == "without":
+        wrapper = tmp_path / "python"
+        wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+        wrapper.chmod(0o755)
+        python = str(wrapper)
+    saved = tmp_path / "out/deep"
+    words = ["--model-type", "glm-5", "--model-dir", str(tmp_path / model), "--save-dir", str(saved)]
+    assert TileRTCommand().run(["convert", *words, "--python", python]) == 2
+    assert reason in capsys.readouterr().err
+    assert not saved.parent.exists()

@@ -16,13 +16,17 @@ _GIB: Final = 1 << 30
 def convert(
     python: str, model_type: str, model_dir: Path, save_dir: Path, say: Callable[[str], None], every_s: float = EVERY_S
 ) -> int:
-    """Run it to its end; the exit status is its own.
+    """Run it to its end; the exit status is its own, or 2 where it cannot start, and then nothing is made.
 
     Args:
+        python: the interpreter that has TileRT.
         model_type: as TileRT calls it, such as ``glm-5``.
         model_dir: Hugging Face directory. save_dir: made if it is not there.
         say: takes a line about progress, every ``every_s`` seconds.
     """
+    if refused := refusal(python, model_dir):
+        say(f"error: {refused}")
+        return 2
     save_dir.mkdir(parents=True, exist_ok=True)
     words = ["--model_type", model_type, "--model_dir", str(model_dir), "--save_dir", str(save_dir)]
     source, started = size_of(model_dir), time.monotonic()
@@ -37,6 +41,20 @@ def convert(
         if child.poll() is None:
             child.terminate()
             child.wait()
+
+
+def refusal(python: str, model_dir: Path) -> str:
+    """Why the converter cannot start; empty if it can. TileRT is looked for, not imported: that would need its GPU."""
+    if not model_dir.is_dir():
+        return f"--model-dir {model_dir} is not a directory"
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tilert') is None)"
+    try:
+        found = subprocess.run([python, "-c", look], check=False).returncode == 0
+    except OSError as error:
+        return f"cannot run --python {python}: {error.strerror}"
+    return (
+        "" if found else f"{python} has no TileRT; install it there, or name the interpreter that has it with --python"
+    )
 
 
 def progress(written: int, source: int, elapsed_s: float) -> str:
