@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pdhub.api.errors import PluginError
 from pdhub.api.plugin import PluginSpec
 from pdhub.registry.discover import Source
-from pdhub.registry.providers import KNOWN_PROVIDERS
+from pdhub.registry.providers import KNOWN_KINDS, KNOWN_PROVIDERS
 from pdhub.registry.validate import kind_of
 
 
@@ -81,9 +81,20 @@ def unknown_error(kind: str, name: str, installed: Sequence[str], failed: Sequen
         return PluginError(message, hint=f"{fix}; `pdhub plugins` shows every plugin and its error")
     if provider:
         return PluginError(message, hint=f"{provider} provides it: pip install {provider}")
-    near = difflib.get_close_matches(name, installed, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "`pdhub plugins` lists what is installed"
+    hint = _nearest(kind, name, installed, failed) or "`pdhub plugins` lists what is installed"
     if failed:
         broken = ", ".join(s.name for s in failed)
-        hint += f" These plugins did not load and may provide it: {broken} (see `pdhub plugins`)"
+        hint += f"; these plugins did not load and may provide it: {broken} (see `pdhub plugins`)"
     return PluginError(message, hint=hint)
+
+
+def _nearest(kind: str, name: str, installed: Sequence[str], failed: Sequence[Source]) -> str:
+    """The name that was likely meant, and how to get its plugin if it is not there; empty if none is near."""
+    near = difflib.get_close_matches(name, dict.fromkeys([*installed, *KNOWN_KINDS.get(kind, ())]), n=1)
+    if not near:
+        return ""
+    hint = f"did you mean '{near[0]}'?"
+    provider = KNOWN_PROVIDERS.get(near[0])
+    if near[0] in installed or provider in {s.distribution for s in failed}:
+        return hint
+    return f"{hint} {provider} provides it: pip install {provider}"

@@ -13,6 +13,14 @@ KNOWN_PROVIDERS: Final = {
     "mooncake": "pdhub-mooncake",
 }
 
+KNOWN_KINDS: Final = {
+    "engine": ("vllm", "tilert", "tilert-node", "transformers"),
+    "transport": ("nixl", "mooncake"),
+    "command": ("vllm", "tilert", "transformers"),
+    "parser": ("vllm",),
+}
+"""Those names by kind: a misspelt engine is never said to be a transport."""
+
 BUILTIN_COMMANDS: Final = frozenset(
     {
         "plugins",

@@ -11,6 +11,9 @@ import pytest
 
 from pdhub.api import EngineSpec, PluginError, hookimpl
 from pdhub.registry import PluginRow, Registry, Status, load
+from pdhub.registry.catalog import unknown_error
+from pdhub.registry.discover import Source
+from pdhub.registry.providers import KNOWN_KINDS, KNOWN_PROVIDERS
 
 Code = Callable[..., str]
 
@@ -142,6 +145,33 @@ def test_an_unknown_name_lists_what_is_installed_and_the_nearest(install: Any, e
         load().engine("shinny")
     assert "shiny" in caught.value.message
     assert "did you mean 'shiny'?" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant", "provider"),
+    [
+        ("transport", "nixle", "nixl", "pdhub-nixl"),
+        ("transport", "moncake", "mooncake", "pdhub-mooncake"),
+        ("engine", "vlm", "vllm", "pdhub-vllm"),
+        ("engine", "tilert_node", "tilert-node", "pdhub-tilert"),
+    ],
+)
+def test_a_name_that_nearly_is_a_known_plugins_says_what_to_install(
+    kind: str, name: str, meant: str, provider: str
+) -> None:
+    hint = str(unknown_error(kind, name, ["toy", "tcp"], []).hint)
+    assert hint == f"did you mean '{meant}'? {provider} provides it: pip install {provider}"
+    assert unknown_error(kind, name, [meant], []).hint == f"did you mean '{meant}'?"
+    broken = Source(meant, provider, "1.0", error="no driver")
+    assert "pip install" not in str(unknown_error(kind, name, [], [broken]).hint)
+
+
+def test_no_plugin_of_another_kind_is_suggested() -> None:
+    assert "did you mean" not in str(unknown_error("engine", "nixle", ["toy"], []).hint)
+
+
+def test_every_suggestion_has_a_provider() -> None:
+    assert {name for names in KNOWN_KINDS.values() for name in names} == set(KNOWN_PROVIDERS)
 
 
 def test_an_unhashable_object_is_a_broken_row_and_no_crash() -> None:
