@@ -48,6 +48,11 @@ class LegRequest:
     return_token_ids: bool
     tokens_as_ids: bool
 
+    @property
+    def prompt_member(self) -> str:
+        """Where the client put the prompt."""
+        return "messages" if self.chat else "prompt"
+
     def first_mask(self, eos: Collection[int]) -> tuple[int, ...]:
         """Ids that must not come first, because the sequence may not end with them yet."""
         return (*eos, *self.stop_token_ids) if self.min_tokens else ()

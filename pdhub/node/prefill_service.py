@@ -30,6 +30,7 @@ from pdhub.node.prefill_metrics import PrefillMetrics
 from pdhub.node.prefill_request import LegRequest
 from pdhub.node.prefill_turns import Turns
 from pdhub.sender import LandingTooSmall, Sender, Session
+from pdhub.wire.control import RefusedCode
 from pdhub.wire.errors import context_length_message
 
 log = logging.getLogger("pdhub.prefill")
@@ -132,7 +133,7 @@ class PrefillService:
         started, outcome, handed_over = time.monotonic(), "failed", False
         try:
             prompt = await self._text(self._engine.tokenize, request.body)
-            self._check_length(prompt)
+            self._check_length(prompt, request.prompt_member)
             job.check()
             if request.handoff is not None:
                 await self._join(job, request, len(prompt))
@@ -159,13 +160,13 @@ class PrefillService:
                     self._leave(job.session, "the prefill failed")
                 self._over(job)
 
-    def _check_length(self, prompt: tuple[int, ...]) -> None:
+    def _check_length(self, prompt: tuple[int, ...], member: str) -> None:
         limit = self._info.capabilities.max_context
         if not prompt:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
+            raise InvalidRequest("the prompt has no tokens", param=member)
         if len(prompt) + 1 > limit:
             message = context_length_message(limit, len(prompt), 1)
-            raise InvalidRequest(message, param="messages", code="context_length_exceeded")
+            raise InvalidRequest(message, param=member, code=RefusedCode.CONTEXT)
 
     async def _join(self, job: Job, request: LegRequest, tokens: int) -> Session:
         assert request.handoff is not None, "only a hand-over joins"
@@ -174,6 +175,8 @@ class PrefillService:
             return await job.join(joined, min(self._idle_timeout_s, request.handoff.budget_s))
         except TimeoutError:
             raise TransferFailed("the node did not answer in time") from None
+        except InvalidRequest as error:  # the sender does not know how the client wrote the prompt
+            raise InvalidRequest(error.message, param=request.prompt_member, code=error.code) from error
 
     async def _compute(self, job: Job, request: LegRequest, request_id: str, prompt: tuple[int, ...]) -> FirstToken:
         asked = PrefillRequest(

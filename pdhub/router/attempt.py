@@ -285,7 +285,7 @@ class Attempt:
         learn = self._context.caches.learn
         asyncio.get_running_loop().call_later(_LEARN_AFTER_S, learn, self._request, result.prompt_token_ids)
         instance.learn(self._choice.pool.client.learn(self._leg))
-        check_handed(body)
+        check_handed(body, self._request.chat)
 
     async def _both(self, sink: Sink) -> None:
         """Prefill and decode at once. Whatever of them fails first ends the other."""

@@ -18,20 +18,24 @@ def told_by(info: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, Mapping) else info
 
 
-def check_handed(body: Mapping[str, Any]) -> None:
-    """Raise why the KV is not handed over, where the instance's connector says so in an answer of status 200."""
+def check_handed(body: Mapping[str, Any], chat: bool) -> None:
+    """Raise why the KV is not handed over, where the instance's connector says so in an answer of status 200.
+
+    Args:
+        chat: the client wrote the prompt as ``messages``, not as ``prompt``.
+    """
     params = body.get("kv_transfer_params")
     told = params.get(HANDOFF_KEY) if isinstance(params, Mapping) else None
     error = told.get("error") if isinstance(told, Mapping) else None
     if isinstance(error, Mapping):
-        raise _meaning(str(error.get("code")), str(error.get("message")), error.get("need"))
+        raise _meaning(str(error.get("code")), str(error.get("message")), error.get("need"), chat)
 
 
-def _meaning(code: str, message: str, need: Any) -> RequestError:
+def _meaning(code: str, message: str, need: Any, chat: bool) -> RequestError:
     if code == RefusedCode.TOO_SMALL and isinstance(need, int) and need > 0:
         return LandingTooSmall(need)
     if code == RefusedCode.CONTEXT:
-        return InvalidRequest(message, param="messages", code=RefusedCode.CONTEXT)
+        return InvalidRequest(message, param="messages" if chat else "prompt", code=RefusedCode.CONTEXT)
     if code == RefusedCode.LAYOUT:
         return LayoutMismatch(message)
     return TransferFailed(message)

@@ -32,7 +32,7 @@ def refusal(message: Refused, tokens: int) -> RequestError:
         case RefusedCode.TOO_SMALL:
             return LandingTooSmall(message.message, need=message.need or tokens)
         case RefusedCode.CONTEXT:
-            return InvalidRequest(message.message, param="messages", code=RefusedCode.CONTEXT)
+            return InvalidRequest(message.message, code=RefusedCode.CONTEXT)
         case RefusedCode.LAYOUT:
             return LayoutMismatch(message.message)
         case RefusedCode.DRAINING:

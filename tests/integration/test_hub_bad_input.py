@@ -81,6 +81,10 @@ async def test_unknown_model_and_long_prompt_have_the_known_codes(running):
     reply = await running.post("/v1/completions", {**OK, "prompt": "x" * 600})
     assert reply.error["code"] == "context_length_exceeded"
     assert "maximum context length is 512 tokens" in reply.error["message"]
+    assert reply.error["param"] == "prompt"
+    chat = {"model": OK["model"], "messages": [{"role": "user", "content": "x" * 600}]}
+    reply = await running.post("/v1/chat/completions", chat)
+    assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", "messages")
 
 
 async def test_a_body_over_the_limit_is_413(running):

@@ -119,7 +119,7 @@ async def test_refusals_cost_no_prefill(host: Host, node: FakeNode, code: str, s
 
 async def test_a_prompt_beyond_the_context_is_refused_in_vllms_words(host: Host, node: FakeNode) -> None:
     status, body = await host.post("x" * 512, node)
-    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "prompt")
     assert body["error"]["message"].startswith(
         "This model's maximum context length is 512 tokens. However, you requested 513 tokens (512 in the messages"
     )

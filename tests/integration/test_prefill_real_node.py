@@ -129,7 +129,7 @@ async def test_a_landing_that_is_too_small_says_what_is_needed(pair: Pair) -> No
 async def test_prompt_and_output_beyond_the_nodes_context(pair: Pair) -> None:
     _, claim = await pair.claim("t", 100, 500)
     status, body = await pair.leg(claim, "x" * 40)
-    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "prompt")
     assert "540 tokens (40 in the messages, 500 in the completion)" in body["error"]["message"]
 
 

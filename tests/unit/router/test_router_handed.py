@@ -21,7 +21,7 @@ def answer(code: str, need: object = 0) -> dict[str, object]:
     ids=str,
 )  # fmt: skip
 def test_nothing_is_wrong(body: dict[str, object]) -> None:
-    check_handed(body)
+    check_handed(body, chat=True)
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,17 @@ def test_nothing_is_wrong(body: dict[str, object]) -> None:
 )
 def test_what_went_wrong_is_raised(code: str, need: object, kind: type[RequestError]) -> None:
     with pytest.raises(kind) as caught:
-        check_handed(answer(code, need))
+        check_handed(answer(code, need), chat=True)
     assert type(caught.value) is kind
     if isinstance(caught.value, LandingTooSmall):
         assert caught.value.need == 70
+
+
+@pytest.mark.parametrize(("chat", "member"), [(True, "messages"), (False, "prompt")])
+def test_a_prompt_that_is_too_long_names_the_member_it_came_in(chat: bool, member: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_handed(answer("context_length_exceeded"), chat)
+    assert caught.value.param == member
 
 
 def test_an_embedded_instance_tells_with_nothing_else_and_a_vllm_server_beside_its_own() -> None:
