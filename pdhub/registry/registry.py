@@ -33,6 +33,9 @@ from pdhub.registry.validate import HOOKS, check_spec, kind_of
 log = logging.getLogger("pdhub.registry")
 S = TypeVar("S", bound=PluginSpec)
 
+_warned: set[str] = set()
+"""What this process was told already: one command may load the plugins several times."""
+
 
 def load(
     *, block: Collection[str] = (), strict: bool = False, extra: Iterable[object] = (), warn: bool = True
@@ -43,7 +46,7 @@ def load(
         block: distributions whose entry points are not loaded.
         strict: a broken plugin, an incompatible one or two of one name raise instead of being set aside.
         extra: modules or objects with hooks that are registered directly, as in tests.
-        warn: log one warning a broken plugin; a caller that shows :meth:`Registry.rows` needs none.
+        warn: log one warning a broken plugin, once a process; a caller that shows :meth:`Registry.rows` needs none.
 
     Raises:
         PluginError: only if ``strict``.
@@ -217,7 +220,9 @@ class Registry:
         if strict and self._problems:
             raise self._problems[0]
         for problem in self._problems if warn else ():
-            log.warning("%s", problem.message)
+            if problem.message not in _warned:
+                _warned.add(problem.message)
+                log.warning("%s", problem.message)
 
 
 def _failed(source: Source, error: str) -> Source:

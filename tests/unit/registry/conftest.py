@@ -16,6 +16,7 @@ Install = Callable[..., None]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """``install(name, code)`` lays out what ``pip install pdhub-NAME`` would leave on ``sys.path``."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("pdhub.registry.registry._warned", set())  # as in a process of its own
     made: list[str] = []
 
     def install(name: str, code: str, *, entry: str | None = None) -> None:

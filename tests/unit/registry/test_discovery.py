@@ -50,6 +50,18 @@ def test_an_import_that_raises_is_one_red_row(
     assert len([r for r in caplog.records if "pdhub-bad" in r.message]) == 1
 
 
+def test_a_broken_plugin_is_warned_about_once_a_process(install: Any, caplog: pytest.LogCaptureFixture) -> None:
+    install("bad", "raise RuntimeError('no driver')")
+    load(warn=False)
+    assert not caplog.records
+    for _ in range(3):
+        assert row(load(), "bad").status is Status.BROKEN
+    install("worse", "raise RuntimeError('no card')")
+    load()
+    said = [r.message for r in caplog.records if r.name == "pdhub.registry"]
+    assert [("no driver" in one, "no card" in one) for one in said] == [(True, False), (False, True)]
+
+
 def test_naming_a_broken_plugin_says_why_it_is_broken(install: Any) -> None:
     install("bad", "raise RuntimeError('no driver')")
     with pytest.raises(PluginError) as caught:
