@@ -45,9 +45,16 @@ from pdhub.api.engine import ClaimRequest
 from pdhub.api.layout import KVLayout
 from pdhub.testing.drive import GREEDY, EngineDriver
 from pdhub.testing.engine_features import UNDECLARED, FeatureRules, beyond_limits
+from pdhub.testing.loop_watch import LoopWatch
 
 PATIENCE_S = 30.0
 """Bound on anything that must end; generous, because it is no measurement."""
+
+STALL_S = 0.15
+"""How long an engine may keep the event loop from everything else."""
+
+STALL_TRIES = 5
+"""Only an engine that stalls every time is at fault: a loaded machine stalls anybody now and then."""
 
 
 class EngineConformance(FeatureRules):
@@ -286,6 +293,19 @@ class EngineConformance(FeatureRules):
         await driver.engine.close()
         await driver.engine.close()
         assert not driver.transport.regions, "close leaves regions behind"
+
+    async def test_E22_the_event_loop_is_never_held(self, driver: EngineDriver, prompt: tuple[int, ...]) -> None:
+        """Heartbeats, cancels and every other request share the loop with the engine; one that computes on it makes
+        the node look dead. Slow work belongs in a thread, or in a process of its own."""
+        stalls: list[float] = []
+        while not stalls or (min(stalls) > STALL_S and len(stalls) < STALL_TRIES):
+            async with LoopWatch() as claiming:
+                driver.engine.release(driver.claim(len(prompt)))
+            received = await driver.receive(prompt)  # also the kit's copying, which is no fault of the engine
+            async with LoopWatch() as decoding:
+                await driver.decode(received, driver.request(received, 4))
+            stalls.append(max(claiming.longest_s, decoding.longest_s))
+        assert min(stalls) <= STALL_S, f"claim, inject or decode held the event loop for {min(stalls):.2f} s"
 
     @pytest.mark.parametrize("feature", sorted(UNDECLARED), ids=str)
     async def test_E30_undeclared_is_refused(

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import inspect
+import time
 
 import pytest
 
@@ -175,6 +176,30 @@ class CloseLeaks(Mutant):
         return None
 
 
+HELD_S = 0.2
+"""What a mutant holds the loop for; the kit's bound is less."""
+
+
+class ComputesOnTheLoop(Mutant):
+    async def items(self, landing, request):
+        async for item in super().items(landing, request):
+            if isinstance(item, Finished):
+                time.sleep(HELD_S)
+            yield item
+
+
+class ClaimsOnTheLoop(Mutant):
+    def claim(self, request):
+        time.sleep(HELD_S)
+        return super().claim(request)
+
+
+class InjectsOnTheLoop(Mutant):
+    async def inject(self, landing, handoff):
+        time.sleep(HELD_S)
+        await super().inject(landing, handoff)
+
+
 class IgnoresTheUndeclared(Mutant):
     async def items(self, landing, request):
         sampling = dataclasses.replace(request.sampling, logit_bias={}, top_k=0)
@@ -305,6 +330,7 @@ RULES = {
     "E19": [KeepsSlotOnDrop],
     "E20": [LiesAboutLoad],
     "E21": [CloseLeaks],
+    "E22": [ComputesOnTheLoop, ClaimsOnTheLoop, InjectsOnTheLoop],
     "E30": [IgnoresTheUndeclared],
     "E31": [(IgnoresSeed, SamePrefillForAll)],
     "E32": [LosesFirstLogprob],
@@ -383,6 +409,7 @@ async def run(rule: str, mutant: object) -> None:
 @pytest.mark.parametrize(("rule", "mutant"), CASES, ids=lambda v: v if isinstance(v, str) else None)
 async def test_mutant_is_caught(rule, mutant, monkeypatch):
     monkeypatch.setattr("pdhub.testing.engine_kit.PATIENCE_S", 0.5)
+    monkeypatch.setattr("pdhub.testing.engine_kit.STALL_TRIES", 2)
     caught = (
         AssertionError,
         pytest.fail.Exception,
