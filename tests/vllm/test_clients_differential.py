@@ -107,7 +107,7 @@ def test_every_row_of_the_table_is_about_something(world):
 
 
 def test_what_only_vllm_knows_is_refused_in_its_words(world):
-    for name in ("chat-bad-regex-wrong", "chat-bad-tool-name", "text-bad-ids-beyond-vocabulary", "text-bad-suffix"):
+    for name in ("chat-bad-regex-wrong", "text-bad-ids-beyond-vocabulary", "text-bad-suffix"):
         data = body_of(CASES[name], False)
         direct = send(world.single.url + CASES[name].path, data)
         for pool in POOLS:
