@@ -46,6 +46,9 @@ UNPROVEN: Final = 2.0
 MOST_LATE: Final = 4.0
 """Silence for so many times as long as was predicted is no matter of bad predictions any more."""
 
+UNTOLD_MS: Final = 10_000.0
+"""First sign of life of a request of which nothing could be predicted."""
+
 YOUNG: Final = 64
 """While a pool's shape is that young it still moves much: levels of all its nodes are recomputed with it."""
 
@@ -142,9 +145,11 @@ class LatencyModel:
         self._node(pool, node).open[request_id] = first_by_s
         self._moved.add((pool, node))
 
-    def latest_ms(self, pool: str, ttft_ms: float) -> float:
-        """How long a first token that is expected in ``ttft_ms`` may take without anything being wrong: as much longer
-        as such predictions have been wrong before."""
+    def latest_ms(self, pool: str, ttft_ms: float | None) -> float:
+        """How long a first token that is expected in ``ttft_ms`` (None = nothing is known) may take without anything
+        being wrong: as much longer as such predictions have been wrong before."""
+        if ttft_ms is None:
+            return UNTOLD_MS
         errors = self._errors.get((pool, "ttft"))
         late = None if errors is None else errors.late
         return ttft_ms * (UNPROVEN if late is None else min(MOST_LATE, max(1.0, late)))

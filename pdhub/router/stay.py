@@ -22,9 +22,6 @@ LEAST_TOKENS = 4
 LEAST_S = 0.01
 """Tokens that came in one piece say nothing about time."""
 
-UNTOLD_S = 10.0
-"""First sign of life of a request of which nothing could be predicted."""
-
 UNCERTAIN = 3.0
 """An answer in one piece that takes so many times what was expected is overdue."""
 
@@ -93,7 +90,7 @@ class Stay:
         end, and how long that will be is uncertain."""
         ttft, tpot = self._predicted.ttft_ms, self._predicted.tpot_ms
         if self._view.stream or self._node.hosted:
-            return UNTOLD_S if ttft is None else self._model.latest_ms(self._pool, ttft) / 1000
+            return self._model.latest_ms(self._pool, ttft) / 1000
         tokens = self.remaining()
         if ttft is None or tpot is None or tokens is None:
             return math.inf

@@ -22,9 +22,6 @@ from pdhub.simulate.loop import Loop
 from pdhub.simulate.result import Done
 from pdhub.simulate.workload import Arrival
 
-UNTOLD_S = 10.0
-"""First sign of life of a request of which nothing could be predicted."""
-
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -430,8 +427,7 @@ class Router:
     def _due(self, flight: Flight) -> float:
         """When its first token is due, by what was predicted."""
         assert flight.node is not None
-        ttft = flight.predicted_ttft
-        return flight.sent_s + (UNTOLD_S if ttft is None else self._latency.latest_ms(flight.node.pool, ttft) / 1000)
+        return flight.sent_s + self._latency.latest_ms(flight.node.pool, flight.predicted_ttft) / 1000
 
     def _ready(self, flight: Flight) -> None:
         flight.ready_s = self._loop.now
