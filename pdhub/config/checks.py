@@ -86,7 +86,7 @@ def _same_host(a: str, b: str) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    return host in _ANY_ADDRESS or host.startswith("127.") or host == "::1"
+    return host in _ANY_ADDRESS or host.startswith("127.") or host in ("localhost", "::1")
 
 
 def check_model(config: Config, origins: Origins, *, detokenises: bool) -> None:
@@ -97,7 +97,7 @@ def check_model(config: Config, origins: Origins, *, detokenises: bool) -> None:
     Args:
         detokenises: the router makes text of tokens.
     """
-    loaded = any(node.launch and (node.host == "localhost" or _is_local(node.host)) for _, node in nodes(config))
+    loaded = any(node.launch and _is_local(node.host) for _, node in nodes(config))
     loaded = loaded or (detokenises and config.model.tokenizer is None)
     for key, needed in (("path", loaded), ("tokenizer", True)):
         value = getattr(config.model, key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import random
 import socket
 from collections.abc import Iterable, Iterator
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 from pdhub.api import ConfigError
 from pdhub.config.models import Config
-from pdhub.wire.server import remedy
+from pdhub.wire.server import elsewhere, remedy
 
 _LOW, _HIGH = 20_000, 32_000
 """Below the range that Linux takes for outgoing connections: nobody else grabs one between check and use."""
@@ -72,8 +71,7 @@ def check(wanted: Iterable[Listener]) -> None:
 
 
 def _remedy(item: Listener, why: OSError) -> str:
-    elsewhere = isinstance(why, socket.gaierror) or why.errno == errno.EADDRNOTAVAIL
-    if elsewhere and item.owner != ROUTER:
+    if elsewhere(why) and item.owner != ROUTER:
         return "a node on another machine is started there; here it has `launch: false`"
     return remedy(why)
 

@@ -29,9 +29,14 @@ def bind(host: str, port: int, what: str) -> socket.socket:
     return sock
 
 
+def elsewhere(error: OSError) -> bool:
+    """Nobody can listen there because the address is none of this machine."""
+    return isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+
+
 def remedy(error: OSError) -> str:
     """What to do when nobody can listen there."""
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+    if elsewhere(error):
         return "give an address of this machine; 0.0.0.0 stands for all that it has"
     if isinstance(error, PermissionError):
         return "choose a port from 1024 on; those below belong to the administrator"
