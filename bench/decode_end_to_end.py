@@ -14,14 +14,15 @@ import argparse
 import json
 import os
 import platform
+import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +30,22 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from pdhub.operate.ports import free_port
+
 PROMPT = "Write a long story about a lighthouse keeper who finds a message in a bottle. "
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+next_port = partial(free_port, "127.0.0.1", set(), random.Random())
+"""A port that is free now, and another one each time."""
 
 
 def configuration(model: str, threads: int) -> dict[str, Any]:
     engine = {"type": "transformers", "config": {"dtype": "float32", "slots": 1}}
     return {
         "model": {"name": "bench", "path": model},
-        "router": {"port": free_port()},
+        "router": {"port": next_port()},
         "prefill": [
             {
                 "name": "prefill-0",
-                "port": free_port(),
+                "port": next_port(),
                 "threads": threads,
                 "engine": {"type": "transformers", "config": {"dtype": "float32"}},
             }
@@ -55,7 +54,7 @@ def configuration(model: str, threads: int) -> dict[str, Any]:
             {
                 "name": "only",
                 "engine": engine,
-                "nodes": [{"name": "only-0", "port": free_port(), "control_port": free_port(), "threads": threads}],
+                "nodes": [{"name": "only-0", "port": next_port(), "control_port": next_port(), "threads": threads}],
             }
         ],
         "policy": {"type": "slo_threshold", "config": {"tpot_below_ms": 1, "fast": "only", "otherwise": "only"}},

@@ -23,12 +23,12 @@ import asyncio
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ import msgspec
 import yaml
 from peers.ready_vllm import ReadyVLLM
 
+from pdhub.operate.ports import free_port
 from pdhub.testing import toy
 
 BENCH = Path(__file__).parent
@@ -44,12 +45,8 @@ HERE = BENCH.parent
 KINDS = ("ids", "told", "text")
 MODEL = "blank"
 OUTPUT = 4
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+next_port = partial(free_port, "127.0.0.1", set(), random.Random())
+"""A port that is free now, and another one each time."""
 
 
 class Side:
@@ -60,7 +57,7 @@ class Side:
         self.vllm = ReadyVLLM(MODEL)
         self._checkout, self._log = checkout, directory / "log"
         self._path = directory / "long.yaml"
-        self._router, self._prefill, self._connector = free_port(), free_port(), free_port()
+        self._router, self._prefill, self._connector = next_port(), next_port(), next_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self.url = f"http://127.0.0.1:{self._router}"
         engine = {"handoff": "pdhub", "pdhub_port": self._connector, "slots": 8, "max_context": 65_536}
@@ -81,7 +78,7 @@ class Side:
                 {
                     "name": "nodes",
                     "engine": {"type": "blank"},
-                    "nodes": [{"name": "node-0", "port": free_port(), "control_port": free_port()}],
+                    "nodes": [{"name": "node-0", "port": next_port(), "control_port": next_port()}],
                 }
             ],
             "policy": {"type": "slo"},

@@ -23,7 +23,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,12 +30,14 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import yaml
 
+from pdhub.operate.ports import free_port
 from pdhub.testing import toy
 
 TOKENS = 16
@@ -60,19 +61,15 @@ CLASSES = {
 }
 TOLD_MS = 50.0
 GOAL = 0.95
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+next_port = partial(free_port, "127.0.0.1", set(), random.Random())
+"""A port that is free now, and another one each time."""
 
 
 def configuration(directory: Path, short: str) -> dict[str, Any]:
     prefill = {"chunk_tokens": CHUNK_TOKENS, "chunk_ms": CHUNK_MS if short == "prefill" else 0.0}
 
     def node(name: str) -> dict[str, Any]:
-        return {"name": name, "port": free_port(), "control_port": free_port()}
+        return {"name": name, "port": next_port(), "control_port": next_port()}
 
     def pool(name: str, slots: int, token_ms: float, cost: float) -> dict[str, Any]:
         if short == "prefill":
@@ -84,7 +81,7 @@ def configuration(directory: Path, short: str) -> dict[str, Any]:
     return {
         "model": {"name": "toy", "tokenizer": str(toy.write_tokenizer(directory / "tokenizer"))},
         "plugins": {"modules": ["pdhub.testing.toy"]},
-        "router": {"port": free_port(), "debug_headers": True, "probe_interval_s": 0.5},
+        "router": {"port": next_port(), "debug_headers": True, "probe_interval_s": 0.5},
         "admission": {"queue_limit": QUEUE},
         "prefill": [{**node("prefill-0"), "engine": {"type": "toy", "config": prefill}}],
         "pools": [pool("fast", 1, FAST_MS, 2.0), pool("general", SLOTS, GENERAL_MS, 1.0)],

@@ -39,13 +39,17 @@ def dumped(tmp_path):
     return tmp_path, json.loads(done.stdout)
 
 
-def test_its_configuration_starts_the_stock_servers(dumped):
-    directory, _ = dumped
-    plan = load_plan(directory / "topology.yaml")
-    nodes, _ = stages(plan)
+def started(path):
+    """Processes of prefill, TileRT and native decode, and prefill's connectors."""
+    nodes, _ = stages(load_plan(path))
     prefill, tilert, native = (member.process for member in nodes)
     transfer = json.loads(prefill.argv[prefill.argv.index("--kv-transfer-config") + 1])
-    children = transfer["kv_connector_extra_config"]["connectors"]
+    return prefill, tilert, native, transfer["kv_connector_extra_config"]["connectors"]
+
+
+def test_its_configuration_starts_the_stock_servers(dumped):
+    directory, _ = dumped
+    prefill, tilert, native, children = started(directory / "topology.yaml")
     assert [child["kv_connector"] for child in children] == ["NixlConnector", "TileRTConnector"]
     assert prefill.env["TILERT_PD_SENDERS"] == tilert.env["TILERT_PD_SENDERS"] == "1"
     assert [p.env["CUDA_VISIBLE_DEVICES"] for p in (prefill, tilert, native)] == ["0", "1", "1"]
@@ -55,11 +59,7 @@ def test_its_configuration_starts_the_stock_servers(dumped):
 
 def test_its_configuration_starts_a_hosted_node(dumped):
     directory, _ = dumped
-    plan = load_plan(directory / "hosted.yaml")
-    nodes, _ = stages(plan)
-    prefill, tilert, native = (member.process for member in nodes)
-    transfer = json.loads(prefill.argv[prefill.argv.index("--kv-transfer-config") + 1])
-    children = transfer["kv_connector_extra_config"]["connectors"]
+    _, tilert, native, children = started(directory / "hosted.yaml")
     assert [child["kv_connector"] for child in children] == ["NixlConnector", "PDHubConnector"]
     written = children[1]["kv_connector_extra_config"]
     assert (written["form"], written["shards"], written["verify"]) == ("planes", 1, True)
