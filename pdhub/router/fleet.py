@@ -181,8 +181,9 @@ class Fleet:
         if known and not fitting:
             raise LayoutMismatch(f"no prefill instance writes a KV layout that pool '{pool.name}' takes")
         lacks = {p.name: _lack(p, request) for p in fitting}
-        if fitting and len(known) == len(configured) and (lack := next(iter(lacks.values()))) and all(lacks.values()):
-            member, why = lack
+        lacking = [lack for lack in lacks.values() if lack is not None]
+        if lacking and len(lacking) == len(fitting) and len(known) == len(configured):
+            member, why = lacking[0]
             raise Unsupported(f"{member}: no prefill instance can serve this request ({why})", param=member)
         able = [
             p
